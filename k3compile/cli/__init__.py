@@ -1,0 +1,1 @@
+"""The `k3` command, one file per verb."""

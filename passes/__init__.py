@@ -1,0 +1,1 @@
+"""Graph in, graph out: the passes and what runs them."""

@@ -1,0 +1,1 @@
+"""Serving: model, weights, scheduler, cache, engine, server."""

@@ -1,0 +1,1 @@
+"""Latent pages and KDA state, owned together."""

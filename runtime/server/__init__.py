@@ -1,0 +1,1 @@
+"""HTTP: the OpenAI schema over the engine."""
