@@ -1,0 +1,80 @@
+"""What this machine can do at most, measured: bytes a second that a decode step may read, FLOPs a second of a prefill."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class MachineLimits:
+    """Measured ceilings of one machine at ``threads`` threads."""
+
+    threads: int
+    bytes_per_second: float  # float32 matrix times vector, counting the matrix: what decode is bound by
+    flops_per_second: float  # float32 matrix times matrix, 2mnk: what prefill is bound by
+
+
+def measure(side: int = 4096, rounds: int = 7) -> MachineLimits:
+    """Time a matrix-vector and a matrix-matrix product of ``side`` (float32); best of ``rounds``.
+
+    The best and not the median: a limit is what the machine can do when nothing disturbs it. Uses
+    ``4 * side**2`` bytes for the matrix, which has to be several times the last-level cache.
+    """
+    matrix = torch.ones(side, side)
+    vector = torch.ones(side)
+    square = torch.ones(min(side, 2048), min(side, 2048))
+    gemv = best(lambda: torch.mv(matrix, vector), rounds)
+    gemm = best(lambda: torch.mm(square, square), rounds)
+    return MachineLimits(
+        threads=torch.get_num_threads(),
+        bytes_per_second=matrix.numel() * matrix.element_size() / gemv,
+        flops_per_second=2 * square.shape[0] ** 3 / gemm,
+    )
+
+
+def best(run: Callable[[], object], rounds: int) -> float:
+    """Shortest of ``rounds`` times of ``run``, in seconds, after one that is not counted."""
+    run()
+    return min(seconds(run) for _ in range(rounds))
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Repeated times of one thing, in seconds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The middle half: first and third quartile."""
+        if len(self.values) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
+        return low, high
+
+
+def interleaved(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, Sample]:
+    """Time all ``runs`` round by round, so that a disturbance meets each of them, not one."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(seconds(run))
+    return {name: Sample(tuple(values)) for name, values in times.items()}

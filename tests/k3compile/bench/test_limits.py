@@ -1,0 +1,26 @@
+"""The yardstick itself: medians, intervals, and rounds that take turns."""
+
+import pytest
+
+from k3compile.bench.limits import Sample, interleaved, measure
+
+
+def test_limits_are_counted_in_bytes_and_flops_of_the_products_that_were_timed():
+    limits = measure(side=512, rounds=2)
+    assert 1e8 < limits.bytes_per_second < 1e13
+    assert 1e8 < limits.flops_per_second < 1e14
+
+
+def test_the_interval_is_the_middle_half():
+    sample = Sample((1.0, 2.0, 3.0, 4.0, 100.0))
+    assert sample.median == 3.0
+    assert sample.interval == (2.0, 4.0)
+    assert Sample((2.0,)).interval == (2.0, 2.0)
+
+
+def test_rounds_take_turns_and_the_first_call_is_not_counted():
+    calls = []
+    samples = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3)
+    assert calls == ["a", "b"] * 4
+    assert {name: len(s.values) for name, s in samples.items()} == {"a": 3, "b": 3}
+    assert samples["a"].median == pytest.approx(0, abs=0.1)
