@@ -1,0 +1,6 @@
+"""The passes in the order they run: order is read here, not computed."""
+
+from k3compile.passes.runner import Pass
+
+DYNAMO_PASSES: tuple[Pass, ...] = ()
+ATEN_PASSES: tuple[Pass, ...] = ()
