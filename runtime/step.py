@@ -1,7 +1,7 @@
 """What one forward pass is given: tensors that say whose token each row is.
 
-    token rows   [ verify ............ | decode .. | prefill .............. ]    spans = (verify, decode, prefill)
-    requests     [ Rv rows, cu_verify  | Ro rows, cu_other ............... ]    cu_* start at 0 in their own part
+    token rows   [ verify ............ | decode .. | prefill .............. ]  spans = (verify, decode, prefill)
+    requests     [ Rv rows, cu_verify  | Ro rows, cu_other ............... ]  cu_* start at 0 in their own part
 
 KDA knows two classes of rows: verify, and other (decode and prefill as one run). MLA sees all R rows alike.
 Names follow the design: T token rows, R requests, P page columns, K drafts.
@@ -9,9 +9,15 @@ Names follow the design: T token rows, R requests, P page columns, K drafts.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from .scheduler import Work
 
 
 class Step(NamedTuple):
@@ -28,3 +34,62 @@ class Step(NamedTuple):
     anchor: Tensor  # [Rv] rows accepted in the request's last verify step
     export_offset: Tensor  # [max_requests] int32: checkpoint after so many tokens of the row, 0 = none
     export_slot: Tensor  # [max_requests] int32: slot that receives the checkpoint
+
+
+class Batch(NamedTuple):
+    """A step and how to read its hidden states back."""
+
+    step: Step
+    work: list[Work]  # in row order
+    samples: list[Work]  # those that get a token, in row order
+    logit_rows: Tensor  # [N] rows of hidden whose logits are needed: one a sample, 1 + drafts for a verify
+
+
+def build(
+    work: Sequence[Work], max_requests: int, max_drafts: int = 0, device: str | torch.device = "cpu"
+) -> Batch:
+    """Lay a plan out as tensors on ``device``.
+
+    max_requests: length of the export columns, which never changes. max_drafts: K. A piece of one row is a
+    decode row whether it comes from a prompt or not; the others keep the plan's order inside their class.
+    """
+    verify = [w for w in work if w.drafts]
+    decode = [w for w in work if w.count == 1 and not w.drafts]
+    prefill = [w for w in work if w.count > 1 and not w.drafts]
+    rows = [*verify, *decode, *prefill]
+    width = max((len(w.pages) for w in rows), default=1)
+
+    tokens, slots, seen, logit_rows = array("q"), array("q"), array("q"), array("q")
+    pages = array("q", bytes(8 * len(rows) * width))
+    for i, (request, count, drafts, samples, slot, held) in enumerate(rows):
+        start = request.seen
+        tokens.extend(request.tokens[start : start + count - drafts])
+        if drafts:
+            tokens.extend(request.drafts[:drafts])
+        if samples:
+            logit_rows.extend(range(len(tokens) - 1 - drafts, len(tokens)))
+        slots.append(slot)
+        seen.append(start)
+        pages[i * width : i * width + len(held)] = held
+
+    def column(values: array) -> Tensor:
+        return torch.frombuffer(values, dtype=torch.int64).to(device) if values else long([])
+
+    def long(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    counts = [sum(w.count for w in part) for part in (verify, decode, prefill)]
+    step = Step(
+        tokens=column(tokens),
+        spans=torch.tensor(counts, dtype=torch.int64),
+        cu_verify=long([0, *accumulate(w.count for w in verify)]),
+        cu_other=long([0, *accumulate(w.count for w in (*decode, *prefill))]),
+        slots=column(slots),
+        seen=column(seen),
+        pages=column(pages).view(len(rows), width),
+        scratch=torch.zeros(len(verify), max_drafts + 1, dtype=torch.int64, device=device),
+        anchor=torch.ones(len(verify), dtype=torch.int64, device=device),
+        export_offset=torch.zeros(max_requests, dtype=torch.int32, device=device),
+        export_slot=torch.zeros(max_requests, dtype=torch.int32, device=device),
+    )
+    return Batch(step, rows, [w for w in rows if w.samples], column(logit_rows))

@@ -1,0 +1,117 @@
+"""How many tokens a step may hold, and where a prefill chunk may end.
+
+    static    every step   M - R * extra                  what an engine does that must fit its worst step
+    adaptive  this step    M - n * extra                  n = requests that really are in it
+
+M = max_num_batched_tokens, R = max_num_seqs, K drafts a request, ``extra`` = K - 1 rows that its draft adds.
+With M 8192, R 1024, K 8 a lone request gets 1024 or 8185 tokens: an 8000-token prompt takes 8 passes or 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DraftCost:
+    """What drafting costs a request in each step.
+
+    extra_rows: rows of the step's budget beside the request's own tokens. lookahead: rows of the draft
+    pass, a launch of its own with its own limit, so the two are never added.
+    """
+
+    extra_rows: int = 0
+    lookahead: int = 0
+
+    @classmethod
+    def of(cls, num_drafts: int) -> DraftCost:
+        """A draft of ``num_drafts`` tokens: the anchor row is the request's own, the others are extra."""
+        return cls(extra_rows=max(num_drafts - 1, 0), lookahead=num_drafts)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step may hold. Raises one ValueError that lists every contradiction.
+
+    max_num_batched_tokens (M), max_num_seqs (R), max_model_len (prompt and output together), draft: the
+    price of drafts, draft_limit: rows of one draft pass (None: M), adaptive_budget: which of the two rules
+    above, long_prefill_tokens: the least chunk a long prompt gets when several share the step, granule:
+    chunks end on multiples of it where they can (1: anywhere), for checkpoints of the prefix cache.
+    """
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 16
+    max_model_len: int = 4096
+    draft: DraftCost = DraftCost()
+    draft_limit: int | None = None
+    adaptive_budget: bool = True
+    long_prefill_tokens: int = 256
+    granule: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = [f"{name} must be at least 1, got {value}" for name, value in self._counts() if value < 1]
+        if not wrong and self.step_budget <= self.row_charge:
+            whom = "a request" if self.adaptive_budget else f"for each of {self.max_num_seqs} requests"
+            wrong.append(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} leaves no token for a prompt: "
+                f"drafts reserve {self.draft.extra_rows} rows {whom}"
+            )
+        if not wrong and self.max_active < 1:
+            wrong.append(
+                f"draft_limit={self.draft_limit} does not hold one request's look-ahead of "
+                f"{self.draft.lookahead} rows"
+            )
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    def _counts(self) -> list[tuple[str, int]]:
+        names = "max_num_batched_tokens max_num_seqs max_model_len long_prefill_tokens granule"
+        return [(name, getattr(self, name)) for name in names.split()]
+
+    @property
+    def step_budget(self) -> int:
+        """Rows a step starts with."""
+        if self.adaptive_budget:
+            return self.max_num_batched_tokens
+        return self.max_num_batched_tokens - self.max_num_seqs * self.draft.extra_rows
+
+    @property
+    def row_charge(self) -> int:
+        """Rows each request of the step costs beside its tokens."""
+        return self.draft.extra_rows if self.adaptive_budget else 0
+
+    @property
+    def max_active(self) -> int:
+        """Requests that may run at once: R, or as many as have a row of the step and room in the draft
+        pass.
+        """
+        active = min(self.max_num_seqs, self.step_budget // (1 + self.row_charge))
+        if self.draft.lookahead:
+            limit = self.max_num_batched_tokens if self.draft_limit is None else self.draft_limit
+            active = min(active, limit // self.draft.lookahead)
+        return active
+
+
+def last_checkpoint(tokens: int, granule: int) -> int:
+    """The last multiple of ``granule`` that leaves at least one of ``tokens`` tokens to run after it."""
+    return (tokens - 1) // granule * granule
+
+
+def chunk(seen: int, granted: int, total: int, granule: int) -> int:
+    """Shorten a prefill chunk of ``granted`` tokens so that states fall on multiples of ``granule``.
+
+    seen: tokens already run. total: tokens known. A chunk ends on a boundary when it can reach one, and
+    once started in the middle it stops at the next one; the last chunk starts at :func:`last_checkpoint`.
+    Where flooring would leave nothing the chunk is taken as it is: a state off the grid costs a checkpoint,
+    a chunk of nothing costs the request its turn for good. Returns at least 1 for granted >= 1.
+    """
+    end = seen + granted
+    if granule == 1 or total - seen <= 1:
+        return granted
+    if end < total:
+        floored = end // granule * granule
+        end = floored if floored > seen else end
+    stops = [last_checkpoint(total, granule)]
+    if seen % granule:
+        stops.append((seen // granule + 1) * granule)
+    return min([end] + [s for s in stops if seen < s < end]) - seen

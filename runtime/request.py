@@ -1,0 +1,108 @@
+"""A request and its one counter.
+
+    tokens   [ prompt ................ | output ...... ]
+               already in the cache    ^ seen            unseen = len(tokens) - seen
+
+Prefill, chunk, decode and resume are all "run tokens [seen, seen + count)". A request whose prompt is done
+has one unseen token, the one sampled last. Preemption sets ``seen`` to 0 and nothing else: prompt and
+output are run again.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Literal
+
+from .sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+__all__ = ["FinishReason", "Request", "SamplingParams", "cut"]
+
+
+class Request:
+    """One sequence to continue.
+
+    id: unique among the requests that live at the same time. prompt: token ids, at least one. priority:
+    smaller runs first, then the earlier ``arrival`` (seconds, monotonic clock). Raises ValueError for an
+    empty prompt.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        arrival: float | None = None,
+        priority: int = 0,
+    ) -> None:
+        if len(prompt) == 0:
+            raise ValueError("prompt is empty: a request needs at least one token")
+        self.id = id
+        self.params = params or SamplingParams()
+        self.arrival = time.monotonic() if arrival is None else arrival
+        self.priority = priority
+        self.tokens = array("q", prompt)
+        self.prompt_tokens = len(self.tokens)
+        self.seen = 0
+        self.drafts: list[int] = []  # proposals to verify in the next step
+        self.stop_ids = frozenset(self.params.stop_token_ids)
+        self.finish: FinishReason | None = None
+        self.preemptions = 0
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's token ids."""
+        return self.tokens[: self.prompt_tokens].tolist()
+
+    @property
+    def output(self) -> list[int]:
+        """The token ids generated so far."""
+        return self.tokens[self.prompt_tokens :].tolist()
+
+    @property
+    def output_tokens(self) -> int:
+        """How many tokens were generated."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def unseen(self) -> int:
+        """Tokens known but not yet run through the model."""
+        return len(self.tokens) - self.seen
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sorting key of service order."""
+        return (self.priority, self.arrival)
+
+    def __repr__(self) -> str:
+        state = self.finish or f"seen {self.seen}"
+        return f"Request({self.id!r}, {self.prompt_tokens}+{self.output_tokens} tokens, {state})"
+
+
+def cut(
+    request: Request, tokens: Sequence[int], eos_ids: frozenset[int], max_model_len: int
+) -> tuple[list[int], FinishReason | None]:
+    """Which of a step's new tokens the request keeps, and why it ends there, if it does.
+
+    The tokens are taken one by one, so whichever of a stop id and a limit comes first decides: a stop id in
+    the last allowed place is a "stop". The stop id itself is kept (it is delivered as a token and counted).
+    Stop ids do not count before ``min_tokens``; the sampler does not choose them there.
+    """
+    params = request.params
+    done = request.output_tokens
+    room = max_model_len - len(request.tokens)
+    if params.max_tokens is not None:
+        room = min(room, params.max_tokens - done)
+    kept: list[int] = []
+    for token in tokens:
+        kept.append(token)
+        is_stop = token in request.stop_ids or (token in eos_ids and not params.ignore_eos)
+        if is_stop and done + len(kept) > params.min_tokens:
+            return kept, "stop"
+        if len(kept) >= room:
+            return kept, "length"
+    return kept, None

@@ -1,0 +1,210 @@
+"""Which tokens of which requests make up the next step.
+
+    waiting --admit--> running --commit--> finished
+       ^                  |
+       +----- preempt ----+       pages and slot go back, seen = 0
+
+``plan()`` picks the work and moves nothing but pages and slots; ``commit()`` moves the counters. Running
+requests come first, in service order, decodes and unfinished prompts alike; then waiting ones while they
+fit. When pages run out the newest request yields. Plain Python without torch, linear in the number of
+requests.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import insort
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .budget import Limits, chunk
+from .cache.cache import Cache, Holding
+from .request import FinishReason, Request, cut
+
+
+class Work(NamedTuple):
+    """Run ``count`` rows of a request: tokens [seen, seen + count - drafts) and ``drafts`` proposals after
+    them.
+    """
+
+    request: Request
+    count: int
+    drafts: int
+    samples: bool  # the rows reach the last known token, so a token comes out
+    slot: int
+    pages: array  # int64 page ids, in token order
+
+
+class Result(NamedTuple):
+    """What a step made of a piece of work: the new tokens, or why it failed."""
+
+    work: Work
+    tokens: Sequence[int] = ()
+    error: str | None = None
+
+
+class Progress(NamedTuple):
+    """What a request gained in a step."""
+
+    request: Request
+    tokens: list[int]
+    finish: FinishReason | None
+    error: str | None = None
+
+
+def rank_of(request: Request) -> tuple[int, float]:
+    return request.rank
+
+
+class Scheduler:
+    """Plans steps over a :class:`Cache` under :class:`Limits`. Not thread-safe: the engine thread owns it."""
+
+    def __init__(self, limits: Limits, cache: Cache, eos_ids: frozenset[int] = frozenset()) -> None:
+        self.limits = limits
+        self.cache = cache
+        self.eos_ids = eos_ids
+        self.waiting: list[Request] = []  # by rank
+        self.running: list[Request] = []  # by rank
+        self.preemptions = 0
+        self._planned = False
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError when it could never run, however empty the engine is."""
+        self.check(request)
+        insort(self.waiting, request, key=rank_of)
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that no emptiness of the engine would let run; raises ValueError."""
+        longest = self.limits.max_model_len
+        if request.prompt_tokens >= longest:
+            raise ValueError(
+                f"prompt has {request.prompt_tokens} tokens, and with one to generate that is more than "
+                f"max_model_len={longest}: shorten the prompt or start with a larger max_model_len"
+            )
+        wanted = longest
+        if request.params.max_tokens is not None:
+            wanted = min(longest, request.prompt_tokens + request.params.max_tokens)
+        if wanted > self.cache.capacity:
+            raise ValueError(
+                f"the request may grow to {wanted} tokens but all pages together hold {self.cache.capacity}: "
+                "lower max_tokens or start with more pages"
+            )
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to run."""
+        return not self.waiting and not self.running
+
+    def plan(self) -> list[Work]:
+        """Pick this step's work and take the pages and slots it needs.
+
+        Call :meth:`commit` before the next plan.
+        """
+        assert not self._planned, "plan() twice without commit()"
+        self._planned = True
+        limits, charge = self.limits, self.limits.row_charge
+        room, share = limits.step_budget, self._share()
+        running, work, preempted = self.running, [], False
+        while len(work) < len(running):
+            request = running[len(work)]
+            later = (len(running) - len(work) - 1) * (1 + charge)  # a row for each that follows
+            count = self._count(request, room - charge - later, share)
+            holding = self.cache.grow(request, count)
+            if holding is None:
+                self._preempt(running.pop())  # the newest yields, perhaps the request itself
+                preempted = True
+                continue
+            work.append(make_work(request, count, holding))
+            room -= count + charge
+        while self.waiting and not preempted and room > charge and len(running) < limits.max_active:
+            request = self.waiting[0]
+            count = self._count(request, room - charge, share)
+            if not self.cache.admit(request, count, reserve=len(running)):
+                break  # no pages or no slot; nobody overtakes, or a long prompt would wait for ever
+            del self.waiting[0]
+            insort(running, request, key=rank_of)
+            work.append(make_work(request, count, self.cache.holding(request)))
+            room -= count + charge
+        return work
+
+    def commit(self, results: Sequence[Result]) -> list[Progress]:
+        """Move the counters by what the step did; finished requests leave and give their pages and slot
+        back.
+        """
+        self._planned = False
+        progress, ended = [], False
+        for work, tokens, error in results:
+            request = work.request
+            if request.finish is not None:
+                continue  # aborted while the step ran
+            request.drafts = []
+            if error is None:
+                kept, finish = cut(request, tokens, self.eos_ids, self.limits.max_model_len)
+            else:
+                kept, finish = [], "error"
+            # Of the drafts, the accepted ones are in the cache; each came out as a token, and one more did.
+            request.seen += work.count if not work.drafts else work.count - work.drafts + len(kept) - 1
+            request.tokens.extend(kept)
+            if finish is not None:
+                request.finish = finish
+                self.cache.release(request)
+                ended = True
+            if kept or finish is not None:
+                progress.append(Progress(request, kept, finish, error))
+        if ended:
+            self.running = [r for r in self.running if r.finish is None]
+        return progress
+
+    def abort(self, request: Request, reason: FinishReason = "abort") -> bool:
+        """End a request now, wherever it is. False when it had already ended."""
+        if request.finish is not None:
+            return False
+        request.finish = reason
+        queue = self.waiting if request in self.waiting else self.running
+        queue.remove(request)
+        self.cache.release(request)
+        return True
+
+    def _count(self, request: Request, room: int, share: int) -> int:
+        """Rows for a request: all it needs, cut to the room and, for a prompt longer than a step, to its
+        share.
+        """
+        unseen = request.unseen
+        if unseen == 1:
+            return min(1 + len(request.drafts), room, self.limits.max_model_len - request.seen)
+        if unseen > self.limits.step_budget:
+            room = min(room, share)
+        return chunk(request.seen, min(unseen, room), request.seen + unseen, self.limits.granule)
+
+    def _share(self) -> int:
+        """The most rows a prompt that is longer than a step gets, so that others get on beside it."""
+        limits = self.limits
+        budget = limits.step_budget
+        unseen = [r.unseen for r in self.running]
+        pages = len(self.cache.pages)
+        for request in self.waiting[: max(0, limits.max_active - len(self.running))]:
+            pages -= self.cache.pages_for(len(request.tokens))
+            if pages < 0:
+                break
+            unseen.append(request.unseen)
+        if len(unseen) < 2 or max(unseen) <= budget:
+            return budget
+        prompts = [u for u in unseen if u > 1]
+        rows = budget - len(unseen) * limits.row_charge - (len(unseen) - len(prompts))
+        fair = rows // len(prompts)
+        light = [u for u in prompts if u <= fair]
+        return max((rows - sum(light)) // (len(prompts) - len(light)), limits.long_prefill_tokens)
+
+    def _preempt(self, request: Request) -> None:
+        """Put a running request back in the queue, to replay its prompt and output later."""
+        self.cache.release(request)
+        request.seen = 0
+        request.drafts = []
+        request.preemptions += 1
+        self.preemptions += 1
+        insort(self.waiting, request, key=rank_of)
+
+
+def make_work(request: Request, count: int, holding: Holding) -> Work:
+    unseen = request.unseen
+    return Work(request, count, max(count - unseen, 0), count >= unseen, holding.slot, holding.pages)
