@@ -1,1 +1,22 @@
-"""Ops: what the model computes, in plain torch, with implementations beside each meaning."""
+"""Ops: what the model computes, in plain torch, with implementations beside each meaning.
+
+Importing this package registers every op as ``torch.ops.k3.<name>``.
+"""
+
+from . import attn_res, conv, kda, mla, moe, mxfp4, norm, situ
+from .op import OPS, Op, Tolerance, acc
+
+__all__ = [
+    "OPS",
+    "Op",
+    "Tolerance",
+    "acc",
+    "attn_res",
+    "conv",
+    "kda",
+    "mla",
+    "moe",
+    "mxfp4",
+    "norm",
+    "situ",
+]

@@ -1,0 +1,39 @@
+"""Attention Residuals: a softmax over depth, per token, of the running sum and the banked snapshots.
+
+    blocks [n, T, D] --score--> [n, T] --+
+                                         softmax over n + 1 --> weights of the raw rows
+    p         [T, D] --score--> [1, T] --+
+
+Scores use the normalised rows, the mixture the raw ones. T token rows, D width, n snapshots.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .op import acc_of, op
+
+
+@op()
+def attn_res_mix(p: Tensor, blocks: Tensor, norm_w: Tensor, proj_w: Tensor, eps: float) -> Tensor:
+    """Mix p [T, D] with blocks [n, T, D] (n may be 0); norm_w and proj_w [D].  -> [T, D] like p.
+
+    The rows are scored apart and only the scores meet, so the bank is never copied.
+    """
+    p_wide, b_wide = acc_of(p), acc_of(blocks)
+    gain = acc_of(norm_w) * acc_of(proj_w)
+    own, banked = score(p_wide, gain, eps), score(b_wide, gain, eps)  # [T], [n, T]
+    total = torch.logsumexp(torch.cat([banked, own.unsqueeze(0)]), 0)
+    mixed = (torch.exp(banked - total).unsqueeze(-1) * b_wide).sum(0)
+    return (mixed + torch.exp(own - total).unsqueeze(-1) * p_wide).to(p.dtype)
+
+
+def score(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """<x / rms(x), gain> over the last dimension."""
+    return (x * gain).sum(-1) * torch.rsqrt(x.square().mean(-1) + eps)
+
+
+@attn_res_mix.fake
+def _(p: Tensor, blocks: Tensor, norm_w: Tensor, proj_w: Tensor, eps: float) -> Tensor:
+    return p.new_empty(p.shape)

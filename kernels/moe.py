@@ -1,0 +1,150 @@
+"""Mixture of experts: choose, compute each chosen expert, put the results together again.
+
+    route                 x -> weights, ids           sigmoid scores, a bias for the choice only
+    experts_unfinalized   z, ids -> rows, idx         rows grouped by expert, not weighted
+    finalize              rows, weights, idx -> y     y[t] = sum_j weights[t, j] rows[idx[t, j]]
+
+T token rows, D width, L latent, E experts, I inner, k chosen experts a token, N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .mxfp4 import unpack
+from .op import acc, acc_of, op
+from .situ import situ_wide
+
+
+@op()
+def route(
+    x: Tensor, gate_w: Tensor, bias: Tensor, top_k: int, scale: float, renormalize: bool
+) -> tuple[Tensor, Tensor]:
+    """x [T, D], gate_w [E, D], bias [E] acc -> (weights [T, k] acc, ids [T, k] int64).
+
+    Written tie rule: the larger sigmoid + bias first; equal ones by the lower expert id. Logits are summed in
+    float64 and rounded once, so that a row scores the same whatever batch it is in. A row of NaN gets experts
+    0 .. k-1 with NaN weights, and no other row notices.
+    """
+    logits = F.linear(x.to(torch.float64), gate_w.to(torch.float64)).to(acc(x.dtype))
+    scores = torch.sigmoid(logits)
+    order = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices
+    ids = order[:, :top_k].contiguous()
+    weights = scores.gather(1, ids)
+    if renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * scale, ids
+
+
+@route.fake
+def _(x, gate_w, bias, top_k, scale, renormalize):
+    tokens = x.shape[0]
+    return x.new_empty(tokens, top_k, dtype=acc(x.dtype)), x.new_empty(tokens, top_k, dtype=torch.int64)
+
+
+def each_expert(z: Tensor, ids: Tensor, num_experts: int, one: Callable[[int, Tensor], Tensor]) -> tuple:
+    """Run ``one(expert, its rows)`` for every expert present; rows come back grouped by expert."""
+    tokens, top_k = ids.shape
+    flat = ids.flatten()
+    rows = z.new_zeros(tokens * top_k, z.shape[1])
+    if flat.numel() == 0:
+        return rows, ids.to(torch.int32)
+    keyed, order = torch.sort(torch.where(flat < 0, num_experts, flat), stable=True)
+    experts, counts = torch.unique_consecutive(keyed, return_counts=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    idx = torch.where(flat < 0, -1, place).to(torch.int32).view(tokens, top_k)
+    source = z[order // top_k]
+    begin = 0
+    for expert, count in zip(experts.tolist(), counts.tolist()):
+        if expert == num_experts and (flat < 0).any():
+            continue
+        assert expert < num_experts, f"expert {expert} of {num_experts}"
+        rows[begin : begin + count] = one(expert, source[begin : begin + count])
+        begin += count
+    return rows, idx
+
+
+def mlp(z: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, beta: float, linear_beta: float) -> Tensor:
+    """One expert: w2 situ(w1 z, w3 z), sums in acc, the inner activation and the result rounded to z's dtype."""
+    wide = acc_of(z)
+    inner = situ_wide(F.linear(wide, w1), F.linear(wide, w3), beta, linear_beta).to(z.dtype)
+    return F.linear(acc_of(inner), w2).to(z.dtype)
+
+
+@op(opaque=True)
+def experts_unfinalized(
+    z: Tensor,
+    ids: Tensor,
+    w1: Tensor,
+    w1_scale: Tensor,
+    w3: Tensor,
+    w3_scale: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    beta: float,
+    linear_beta: float,
+) -> tuple[Tensor, Tensor]:
+    """MXFP4 experts.  z [T, L], ids [T, k] (-1: not here) -> (rows [T*k, L], idx [T, k] int32, -1: not here).
+
+    w1, w3 uint8 [E, I, L/2], w2 uint8 [E, L, I/2], scales uint8 with 1/16 of the columns. Rows that no idx
+    names are zero.
+    """
+    wide = acc(z.dtype)
+
+    def one(e: int, rows: Tensor) -> Tensor:
+        gate, up = unpack(w1[e], w1_scale[e], wide), unpack(w3[e], w3_scale[e], wide)
+        return mlp(rows, gate, up, unpack(w2[e], w2_scale[e], wide), beta, linear_beta)
+
+    return each_expert(z, ids, w1.shape[0], one)
+
+
+@experts_unfinalized.fake
+def _(z, ids, w1, w1_scale, w3, w3_scale, w2, w2_scale, beta, linear_beta):
+    return unfinalized_like(z, ids)
+
+
+@op(opaque=True)
+def experts_unfinalized_dense(
+    z: Tensor, ids: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, beta: float, linear_beta: float
+) -> tuple[Tensor, Tensor]:
+    """The same with unquantised weights w1, w3 [E, I, L] and w2 [E, L, I]."""
+    wide = acc(z.dtype)
+
+    def one(e: int, rows: Tensor) -> Tensor:
+        return mlp(rows, w1[e].to(wide), w3[e].to(wide), w2[e].to(wide), beta, linear_beta)
+
+    return each_expert(z, ids, w1.shape[0], one)
+
+
+@experts_unfinalized_dense.fake
+def _(z, ids, w1, w3, w2, beta, linear_beta):
+    return unfinalized_like(z, ids)
+
+
+def unfinalized_like(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Shapes of the two results."""
+    return z.new_empty(ids.shape[0] * ids.shape[1], z.shape[1]), torch.empty_like(ids, dtype=torch.int32)
+
+
+@op()
+def finalize(rows: Tensor, w: Tensor, idx: Tensor) -> Tensor:
+    """y[t] = sum_j w[t, j] rows[idx[t, j]], idx -1 skipped.  rows [N, L], w [T, k] acc, idx [T, k] -> [T, L].
+
+    Sums in acc with one rounding. A skipped entry reads nothing: neither a row nor its weight.
+    """
+    absent = idx < 0
+    known = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+    at = torch.where(absent, rows.shape[0], idx.to(torch.int64))
+    weight = torch.where(absent, 0.0, w)
+    gathered = acc_of(known[at])  # [T, k, L]
+    return (gathered * weight.unsqueeze(-1)).sum(1).to(rows.dtype)
+
+
+@finalize.fake
+def _(rows: Tensor, w: Tensor, idx: Tensor) -> Tensor:
+    return rows.new_empty(idx.shape[0], rows.shape[1])

@@ -1,0 +1,52 @@
+"""Normalisations: RMS of a row, L2 of a head, and the RMS of a head under a sigmoid gate.
+
+D row width, T token rows, H heads, K and V key and value channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .op import acc_of, op
+
+L2_EPS = 1e-6
+
+
+@op()
+def rms_norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
+    """x / rms(x), rounded to x's dtype, times the gain ``w``.  x [..., D], w [D] -> like x."""
+    wide = acc_of(x)
+    unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (unit.to(x.dtype) * w).to(x.dtype)
+
+
+@rms_norm.fake
+def _(x: Tensor, w: Tensor, eps: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@op()
+def l2_norm(x: Tensor, scale: float) -> Tensor:
+    """x / |x| * scale over the last dimension, 1e-6 inside the root.  x [..., K] -> like x."""
+    wide = acc_of(x)
+    inverse = torch.rsqrt(wide.square().sum(-1, keepdim=True) + L2_EPS)
+    return (wide * (inverse * scale)).to(x.dtype)
+
+
+@l2_norm.fake
+def _(x: Tensor, scale: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@op()
+def gated_rms_norm(x: Tensor, gate: Tensor, w: Tensor, eps: float) -> Tensor:
+    """Norm first, then gain, then sigmoid gate; one rounding.  x, gate [T, H, V], w [V] -> like gate."""
+    wide = acc_of(x)
+    unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (unit * w * torch.sigmoid(acc_of(gate))).to(gate.dtype).contiguous()
+
+
+@gated_rms_norm.fake
+def _(x: Tensor, gate: Tensor, w: Tensor, eps: float) -> Tensor:
+    return gate.new_empty(gate.shape)
