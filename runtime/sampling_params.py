@@ -88,6 +88,8 @@ class SamplingParams:
             outside = [t for t in tokens if not 0 <= t < size]
             if outside:
                 raise ValueError(f"{name} holds {outside[:5]}, token ids are from 0 to {size - 1}")
+        if self.min_tokens and 2 * len(set(self.stop_token_ids)) > size:
+            raise ValueError("stop_token_ids with min_tokens forbid most of the vocabulary: list fewer")
 
 
 def is_number(value: object) -> bool:

@@ -1,7 +1,7 @@
 """What one forward pass is given: tensors that say whose token each row is.
 
-    token rows   [ verify ............ | decode .. | prefill .............. ]  spans = (verify, decode, prefill)
-    requests     [ Rv rows, cu_verify  | Ro rows, cu_other ............... ]  cu_* start at 0 in their own part
+    token rows   [ verify ........... | decode .. | prefill ............. ]  spans = (verify, decode, prefill)
+    requests     [ Rv rows, cu_verify | Ro rows, cu_other ............... ]  cu_* start at 0 in their own part
 
 KDA knows two classes of rows: verify, and other (decode and prefill as one run). MLA sees all R rows alike.
 Names follow the design: T token rows, R requests, P page columns, K drafts.

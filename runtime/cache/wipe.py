@@ -1,0 +1,44 @@
+"""What is written into the pools between two steps: zeros for those who come, NaN for those who went.
+
+A KDA state is summed into, so a stale one would silently continue somebody else's text. A latent page is
+only read where its owner wrote. The NaN is for debugging: whatever reads something freed then shows it in
+every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .cache import Writes
+from .pools import KdaPools, MlaPools
+
+Pools = Sequence[KdaPools | MlaPools]
+
+
+def apply(pools: Pools, writes: Writes) -> None:
+    """Carry out what :meth:`Cache.take_writes` asked, in its order, in every layer."""
+    poison(pools, writes.poison_slots, writes.poison_pages)
+    if writes.clear_slots:
+        for layer in pools:
+            if isinstance(layer, KdaPools):
+                rows = torch.tensor(writes.clear_slots, device=layer.state.device)
+                layer.state.index_fill_(0, rows, 0.0)
+                layer.window.index_fill_(0, rows, 0.0)
+
+
+def poison(pools: Pools, slots: Sequence[int], pages: Sequence[int]) -> None:
+    """Fill slots (records of verify steps too) and pages with NaN."""
+    for layer in pools:
+        numbers = slots if isinstance(layer, KdaPools) else pages
+        if numbers:
+            for tensor in layer:
+                tensor.index_fill_(0, torch.tensor(numbers, device=tensor.device), torch.nan)
+
+
+def poison_all(pools: Pools) -> None:
+    """Fill everything with NaN: nothing is owned yet."""
+    for layer in pools:
+        for tensor in layer:
+            tensor.fill_(torch.nan)

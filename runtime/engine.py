@@ -1,0 +1,341 @@
+"""The thread that serves: plan, build, forward, sample, commit, and tell each request what it got.
+
+    any thread                 engine thread
+    submit, abort  -> inbox -> take inbox -> plan -> build -> forward -> sample -> commit -> on_update
+
+Nothing but the inbox, :meth:`Engine.use` and the snapshot of :meth:`Engine.stats` is shared between
+threads. Without ``start()`` the caller turns the crank with :meth:`Engine.step`, which is how the offline
+front door works.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .cache import wipe
+from .cache.cache import Cache
+from .engine_config import EngineConfig
+from .request import FinishReason, Request
+from .sampler import Choice, Sampler, TokenLogprobs
+from .scheduler import Progress, Result, Scheduler, Work
+from .stats import Counters, EngineStats
+from .step import Step, build
+
+log = logging.getLogger(__name__)
+
+ForwardFn = Callable[[Step], tuple[Tensor, Tensor]]
+
+
+class QueueFull(RuntimeError):
+    """Too many requests wait; try again later."""
+
+
+class EngineClosed(RuntimeError):
+    """The engine is stopping or has died; it takes no more requests."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a request got in one step. ``finish`` is set in its last one. Counts are totals so far.
+
+    error: why it failed, with finish "error". cached_tokens: prompt tokens that were not run again.
+    """
+
+    request_id: str
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish: FinishReason | None
+    error: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+OnUpdate = Callable[[Update], None]
+
+
+@dataclass
+class Live:
+    """A request in the engine and whom to tell. Times are monotonic seconds."""
+
+    request: Request
+    on_update: OnUpdate
+    last_token: float | None = None
+
+
+class Engine:
+    """Serves requests with ``forward`` and ``logits`` over the pages and slots of ``cache``.
+
+    forward(step) -> (hidden [T, D], taps); logits(hidden [N, D]) -> [N, vocab_size]. eos_ids end a request
+    unless it ignores them. pools: the tensors behind the cache, cleared as it says. config.max_model_len
+    None: what the pages hold.
+    """
+
+    def __init__(
+        self,
+        forward: ForwardFn,
+        logits: Callable[[Tensor], Tensor],
+        cache: Cache,
+        config: EngineConfig,
+        vocab_size: int,
+        eos_ids: Sequence[int] | frozenset[int] = (),
+        *,
+        pools: wipe.Pools = (),
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.config = config
+        self.pools = pools
+        self.cache = cache
+        self.vocab_size = vocab_size
+        self.eos_ids = frozenset(eos_ids)
+        self.max_model_len = config.max_model_len or cache.capacity
+        self.scheduler = Scheduler(config.limits(self.max_model_len), cache, self.eos_ids)
+        self.sampler = Sampler(self.eos_ids)
+        self._forward = forward
+        self._logits = logits
+        self._device = device
+        self._live: dict[str, Live] = {}  # engine thread only
+        self._known: set[str] = set()  # ids in the inbox or live; under the lock
+        self._inbox: deque[Live | str] = deque()  # new requests, and ids to abort
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed: str | None = None  # why no more requests are taken
+        self._deadline: float | None = None  # when draining gives up
+        self._counters = Counters()
+        if config.poison:
+            wipe.poison_all(pools)
+
+    def use(self, forward: ForwardFn) -> None:
+        """Run ``forward`` from the next step on."""
+        self._forward = forward
+
+    def submit(self, request: Request, on_update: OnUpdate) -> None:
+        """Queue a request; ``on_update`` is called on the engine thread, at least once, the last time with
+        a finish.
+
+        Raises ValueError for what could never run, :class:`QueueFull`, :class:`EngineClosed`. Thread-safe.
+        """
+        self.check(request)
+        with self._wake:
+            if self._closed is not None:
+                raise EngineClosed(self._closed)
+            if request.id in self._known:
+                raise ValueError(f"id {request.id!r} belongs to a request that is still running")
+            queued = len(self.scheduler.waiting) + len(self._inbox)
+            if queued >= self.config.max_waiting:
+                raise QueueFull(f"{queued} requests wait, at most {self.config.max_waiting} may")
+            self._known.add(request.id)
+            self._inbox.append(Live(request, on_update))
+            self._wake.notify_all()
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError, naming the field, for a request that could never run. Thread-safe."""
+        if not 0 <= min(request.tokens) <= max(request.tokens) < self.vocab_size:
+            raise ValueError(f"prompt holds a token id outside 0 to {self.vocab_size - 1}")
+        request.params.check_vocabulary(self.vocab_size)
+        self.scheduler.check(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step; an unknown or finished id is fine. Thread-safe."""
+        with self._wake:
+            self._inbox.append(request_id)
+            self._wake.notify_all()
+
+    def start(self) -> None:
+        """Serve on a thread of its own until :meth:`stop`."""
+        assert self._thread is None, "the engine is already started"
+        self._thread = threading.Thread(target=self._serve, name="k3-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        """Take no more requests, give those inside ``drain_s`` seconds to end, abort the rest, join the
+        thread.
+        """
+        with self._wake:
+            self._closed = self._closed or "the engine is stopping"
+            self._deadline = time.monotonic() + drain_s
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        else:
+            self._end_all("abort", None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine takes requests."""
+        return self._closed is None
+
+    def stats(self) -> EngineStats:
+        """A snapshot; thread-safe."""
+        c, pages, slots = self._counters, self.cache.pages, self.cache.slots
+        started = c.step_started
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting) + len(self._inbox),
+            pages_used=pages.used,
+            pages_total=pages.size - 1,
+            slots_used=slots.used,
+            slots_total=slots.size - 1,
+            steps=c.steps,
+            rows=c.rows,
+            prompt_tokens=c.prompt_tokens,
+            output_tokens=c.output_tokens,
+            preemptions=self.scheduler.preemptions,
+            finished=dict(c.finished),
+            failed_steps=c.failed_steps,
+            last_error=c.last_error,
+            current_step_s=0.0 if started is None else time.monotonic() - started,
+            time_to_first_token=c.time_to_first_token.snapshot(),
+            time_between_tokens=c.time_between_tokens.snapshot(),
+            time_of_request=c.time_of_request.snapshot(),
+        )
+
+    def step(self) -> bool:
+        """Take what came in and run one step; False when there is nothing to run. One thread at a time."""
+        self._take_inbox()
+        if self.scheduler.idle:
+            return False
+        work = self.scheduler.plan()
+        self._counters.step_started = time.monotonic()
+        choices: dict[Request, Choice] = {}
+        try:
+            choices = self._run(work)
+            results = [result_of(w, choices.get(w.request)) for w in work]
+        except (
+            Exception
+        ) as error:  # a forward can fail in any way; the requests of this step end, the others go on
+            log.exception("step %d failed with %d requests in it", self._counters.steps, len(work))
+            self._counters.failed_steps += 1
+            self._counters.last_error = f"{type(error).__name__}: {error}"
+            results = [Result(w, error=self._counters.last_error) for w in work]
+        self._counters.step_started = None
+        self._counters.steps += 1
+        self._counters.rows += sum(w.count for w in work)
+        for progress in self.scheduler.commit(results):
+            choice = choices.get(progress.request)
+            self._deliver(
+                progress, [choice.logprobs] if choice and choice.logprobs and progress.tokens else None
+            )
+        return True
+
+    @torch.no_grad()
+    def _run(self, work: list[Work]) -> dict[Request, Choice]:
+        """One forward pass: the choice for each request that gets a token."""
+        wipe.apply(self.pools, self.cache.take_writes())
+        batch = build(work, self.config.max_num_seqs, self.config.num_drafts, self._device)
+        hidden, _ = self._forward(batch.step)
+        if not batch.samples:
+            return {}
+        owners = [w.request for w in batch.samples]
+        logits = self._logits(hidden.index_select(0, batch.logit_rows))
+        return dict(zip(owners, self.sampler.sample(logits, owners)))
+
+    def _take_inbox(self) -> None:
+        with self._wake:
+            news, self._inbox = self._inbox, deque()
+        for item in news:
+            if isinstance(item, Live):
+                self._live[item.request.id] = item
+                self.scheduler.add(item.request)
+            elif item in self._live:
+                self._end(self._live[item], "abort", None)
+
+    def _end(self, live: Live, reason: FinishReason, error: str | None) -> None:
+        if self.scheduler.abort(live.request, reason):
+            self._deliver(Progress(live.request, [], reason, error), None)
+
+    def _end_all(self, reason: FinishReason, error: str | None) -> None:
+        self._take_inbox()
+        for live in list(self._live.values()):
+            self._end(live, reason, error)
+
+    def _deliver(self, progress: Progress, logprobs: list[TokenLogprobs] | None) -> None:
+        request, tokens, finish, error = progress
+        live = self._live[request.id]
+        self._count(live, len(tokens), finish)
+        if finish is not None:
+            del self._live[request.id]
+            with self._wake:
+                self._known.discard(request.id)
+        if not tell(live, tokens, logprobs, finish, error):
+            self.abort(request.id)
+
+    def _count(self, live: Live, tokens: int, finish: FinishReason | None) -> None:
+        now, c, request = time.monotonic(), self._counters, live.request
+        c.output_tokens += tokens
+        if tokens and live.last_token is None:
+            c.prompt_tokens += request.prompt_tokens
+            c.time_to_first_token.add(now - request.arrival)
+        elif tokens:
+            c.time_between_tokens.add((now - live.last_token) / tokens, tokens)
+        if tokens:
+            live.last_token = now
+        if finish is not None:
+            c.finished[finish] += 1
+            c.time_of_request.add(now - request.arrival)
+
+    def _serve(self) -> None:
+        """Step while there is work, sleep while there is none, end when told."""
+        try:
+            while self._wait_for_work():
+                self.step()
+            self._end_all("abort", None)
+        except Exception as error:  # ours: the books are wrong, so nobody may be served from them
+            log.exception("the engine died")
+            reason = f"the engine died: {type(error).__name__}: {error}"
+            with self._wake:
+                self._closed = reason
+            self._counters.last_error = reason
+            self._fail_all(reason)
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not self._inbox and self.scheduler.idle and self._deadline is None:
+                self._wake.wait()
+            if self._deadline is None:
+                return True
+            idle = not self._inbox and self.scheduler.idle
+            return not idle and time.monotonic() < self._deadline
+
+    def _fail_all(self, reason: str) -> None:
+        """Tell everybody, without touching the books."""
+        with self._wake:
+            waiting = [item for item in self._inbox if isinstance(item, Live)]
+            self._inbox.clear()
+        for live in [*self._live.values(), *waiting]:
+            tell(live, [], None, "error", reason)
+        self._live.clear()
+
+
+def tell(
+    live: Live,
+    tokens: list[int],
+    logprobs: list[TokenLogprobs] | None,
+    finish: FinishReason | None,
+    error: str | None,
+) -> bool:
+    """Call the listener; False when it failed."""
+    request = live.request
+    update = Update(request.id, tokens, logprobs, finish, error, request.prompt_tokens, request.output_tokens)
+    try:
+        live.on_update(update)
+    except Exception:  # a listener's fault must not end the service of the others
+        log.exception("on_update of request %s failed; the request is dropped", request.id)
+        return False
+    return True
+
+
+def result_of(work: Work, choice: Choice | None) -> Result:
+    """A piece of work's part of the step: nothing for a chunk inside the prompt."""
+    if choice is None:
+        return Result(work)
+    return Result(work, error=choice.error) if choice.error else Result(work, [choice.token])

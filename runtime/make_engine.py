@@ -1,0 +1,50 @@
+"""From a model to an engine: sizes the pools, prints the numbers, joins the parts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from .cache.cache import Cache
+from .cache.sizing import size_pools
+from .engine import Engine, ForwardFn
+from .engine_config import EngineConfig
+
+log = logging.getLogger(__name__)
+
+
+def make_engine(
+    model: Any, config: EngineConfig, compile_forward: Callable[[Any, Any], ForwardFn] | None = None
+) -> Engine:
+    """An engine for ``model``, not started.
+
+    model: has config (vocab_size, eos_token_ids, max_position_embeddings), make_pools, forward and logits.
+    compile_forward: (model, pools) -> forward; None serves the model as it is.
+    Raises ValueError when the pools do not hold what ``config`` asks.
+    """
+    sizes = size_pools(config, model.make_pools, model.config.max_position_embeddings)
+    log.info("%s", sizes)
+    config = replace(config, max_model_len=sizes.max_model_len)
+    if config.limits(sizes.max_model_len).max_active < config.max_num_seqs:
+        active = config.limits(sizes.max_model_len).max_active
+        log.info("at most %d requests run at once: a step has no row for more", active)
+    pools = model.make_pools(sizes.num_slots, sizes.num_pages, sizes.page_size, config.num_drafts)
+    cache = Cache(sizes.num_pages, sizes.num_slots, sizes.page_size, poison=config.poison)
+    forward = compile_forward(model, pools) if compile_forward else lambda step: model.forward(step, pools)
+    return Engine(
+        forward,
+        model.logits,
+        cache,
+        config,
+        model.config.vocab_size,
+        model.config.eos_token_ids,
+        pools=pools,
+        device=device_of(pools),
+    )
+
+
+def device_of(pools: Any) -> Any:
+    """Where the step's tensors must be."""
+    return pools[0][0].device
