@@ -1,0 +1,171 @@
+"""Kimi K3's text model, and Kimi-Linear, written plainly: what is fast is computed from this.
+
+    P = embed(tokens)                     P: the running sum [T, D]
+    each layer:   h = mix(P, bank)        bank: snapshots of P [n, T, D]; the mix is over depth, per token
+                  P = P + attn(norm(h))   a snapshot layer banks P first and then restarts it: P = attn(...)
+                  P = P + ffn(norm(mix(P, bank)))
+    hidden = norm(mix(P, bank))           logits = lm_head(hidden)
+
+Kimi-Linear has no bank and no mix. T token rows, D width, n snapshots so far, S slots, N pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from k3compile.kernels import acc
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .attention import Kda, Mla
+from .cache.pools import KdaPools, MlaPools
+from .config import K3Config
+from .linear import Linear, Placement, RmsNorm
+from .moe import Mlp, Moe
+from .parallel import group
+from .step import Step
+
+# For torch.compiler.config.patch(unbacked_sources=...) around torch.compile(DecoderLayer.forward): every
+# ragged dimension, by name, because activations between layers carry no marks. Leave one out and some kind
+# of layer is compiled again for each new batch.
+UNBACKED_SOURCES = ",".join(
+    [
+        *("L['p']:0", "L['blocks']:0", "L['blocks']:1"),
+        *(f"L['step'].{name}:0" for name in ("tokens", "cu_verify", "cu_other", "slots", "seen", "pages")),
+        *("L['step'].pages:1", "L['step'].scratch:0", "L['step'].anchor:0"),
+    ]
+)
+
+
+class DepthMix(nn.Module):
+    """Attention Residuals: a softmax over the running sum and the snapshots, scored by one gained row."""
+
+    def __init__(self, config: K3Config, place: Placement) -> None:
+        super().__init__()
+        self.eps = config.rms_norm_eps
+        self.norm = place.parameter(config.hidden_size)
+        self.proj = place.parameter(config.hidden_size)
+
+    def forward(self, p: Tensor, blocks: Tensor) -> Tensor:
+        """p [T, D], blocks [n, T, D] -> [T, D]"""
+        return torch.ops.k3.attn_res_mix(p, blocks, self.norm, self.proj, self.eps)
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then feed-forward. Layers of one kind (K3Config.kind) differ in their weights alone."""
+
+    def __init__(self, config: K3Config, index: int, place: Placement, group: str) -> None:
+        super().__init__()
+        self.snapshot = config.is_snapshot(index)
+        depth = bool(config.attn_res_block_size)
+        self.self_attention_res = DepthMix(config, place) if depth else None
+        self.mlp_res = DepthMix(config, place) if depth else None
+        self.input_layernorm = RmsNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RmsNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.self_attn = (Kda if config.is_kda(index) else Mla)(config, place, group)
+        if config.is_moe(index):
+            self.ffn = Moe(config, place, group)
+        else:
+            self.ffn = Mlp(config, place, group, config.intermediate_size)
+
+    def forward(self, p: Tensor, blocks: Tensor, pools: KdaPools | MlaPools, step: Step) -> Tensor:
+        """p [T, D] -> p after the layer; ``pools`` are advanced.
+
+        blocks [n, T, D]: at a snapshot layer the last one is ``p`` itself, which the first mix leaves out.
+        """
+        torch._check(blocks.shape[1] == p.shape[0])
+        h = p
+        if self.self_attention_res is not None:
+            h = self.self_attention_res(p, blocks[:-1] if self.snapshot else blocks)
+        a = self.self_attn(self.input_layernorm(h), pools, step)
+        p = h = a if self.snapshot else p + a
+        if self.mlp_res is not None:
+            h = self.mlp_res(p, blocks)
+        return p + self.ffn(self.post_attention_layernorm(h))
+
+
+class Model(nn.Module):
+    """The whole text model. Parameters come unfilled; weights.load_model fills them.
+
+    dtype: of activations. resident: of the matrices, default ``dtype``. tap_layers: layers after which the
+    running sum is returned as well, for a draft model.
+    """
+
+    def __init__(
+        self,
+        config: K3Config,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        resident: torch.dtype | None = None,
+        tap_layers: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        place = Placement(dtype, resident or dtype, torch.device(device))
+        name = group()
+        self.config, self.place, self.tap_layers = config, place, tuple(tap_layers)
+        self.embed_tokens = place.parameter(config.vocab_size, config.hidden_size, dtype=place.resident)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, i, place, name) for i in range(config.num_hidden_layers)
+        )
+        self.output_attn_res = DepthMix(config, place) if config.attn_res_block_size else None
+        self.norm = RmsNorm(place, config.hidden_size, config.rms_norm_eps)
+        self.lm_head = (
+            None if config.tie_word_embeddings else Linear(place, config.hidden_size, config.vocab_size)
+        )
+
+    def forward(
+        self,
+        step: Step,
+        pools: Sequence[KdaPools | MlaPools],
+        layer: Callable[..., Tensor] = DecoderLayer.forward,
+    ) -> tuple[Tensor, Tensor]:
+        """One pass over the rows of ``step`` -> (hidden [T, D], taps [num taps, T, D]).
+
+        pools: one a layer, from make_pools; advanced. layer: what runs a layer, e.g. the compiled forward.
+        """
+        p = F.embedding(step.tokens, self.embed_tokens).to(self.place.dtype)
+        bank = p.new_empty(self.config.num_snapshots, *p.shape)
+        banked, taps = 0, []
+        for index, (block, pool) in enumerate(zip(self.layers, pools, strict=True)):
+            if block.snapshot:
+                bank[banked] = p
+                banked += 1
+            p = layer(block, p, bank[:banked], pool, step)
+            if index in self.tap_layers:
+                taps.append(p)
+        mixed = p if self.output_attn_res is None else self.output_attn_res(p, bank)
+        return self.norm(mixed), torch.stack(taps) if taps else p.new_empty(0, *p.shape)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., D] -> [..., vocabulary]"""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head.weight
+        return F.linear(hidden, head.to(hidden.dtype))
+
+    def make_pools(
+        self, num_slots: int, num_pages: int, page_size: int, max_drafts: int = 0
+    ) -> list[KdaPools | MlaPools]:
+        """Zeroed pools, one a layer, each a view of one tensor per kind. Slot 0 and page 0 are nobody's.
+
+        num_slots: S, num_pages: N, both with the null one. max_drafts: drafts a verify row may hold.
+        A slot has to be zero again before another request starts in it.
+        """
+        config, place = self.config, self.place
+        heads, width, records = config.kda_num_heads, config.kda_head_dim, max_drafts + 1
+        num_kda = len(config.kda_layers)
+        num_mla = config.num_hidden_layers - num_kda
+
+        def zeros(layers: int, *shape: int, dtype: torch.dtype) -> list[Tensor]:
+            return list(torch.zeros(layers, *shape, dtype=dtype, device=place.device).unbind(0))
+
+        wide, channels = acc(place.dtype), 3 * heads * width
+        state = zeros(num_kda, num_slots, heads, width, width, dtype=wide)
+        window = zeros(num_kda, num_slots, 3, channels, dtype=place.dtype)
+        rec_u = zeros(num_kda, num_slots, records, heads, width, dtype=wide)
+        rec_k = zeros(num_kda, num_slots, records, heads, width, dtype=wide)
+        rec_g = zeros(num_kda, num_slots, records, heads, width, dtype=wide)
+        rec_x = zeros(num_kda, num_slots, records, channels, dtype=place.dtype)
+        kda = map(KdaPools, state, window, rec_u, rec_k, rec_g, rec_x)
+        row = config.kv_lora_rank + config.qk_rope_head_dim
+        mla = map(MlaPools, zeros(num_mla, num_pages, page_size, row, dtype=place.dtype))
+        return [next(kda if config.is_kda(i) else mla) for i in range(config.num_hidden_layers)]

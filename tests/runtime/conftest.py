@@ -1,0 +1,156 @@
+"""A toy model whose every token depends on the whole state, window and pages of its request, exactly.
+
+    state   <- (31 * state + 7 * token + 3) mod P                one number a slot
+    latent  =  (5 * state + position) mod P                      one number a token, in the pages
+    hidden  =  state + 3, 5, 7 * (last three tokens) + sum of (j + 1) * latent_j    mod P
+
+All in float64 on whole numbers below 2**53, so nothing is rounded and NaN shows up wherever something freed is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from k3compile.runtime.cache.pools import KdaPools, MlaPools
+from k3compile.runtime.engine_config import EngineConfig
+from k3compile.runtime.make_engine import make_engine
+from k3compile.runtime.request import Request, SamplingParams
+
+P = 2**25 - 39
+VOCAB = 97
+
+
+def scores(hidden: np.ndarray) -> np.ndarray:
+    """[N, VOCAB] in [0, 4) from [N] hidden numbers."""
+    i = np.arange(VOCAB, dtype=np.float64)
+    return (hidden[:, None] * (2 * i + 1) * 7919 + i * i * 104729) % P / P * 4
+
+
+class ToyModel:
+    """Stands for the model in tests of the scheduler, the cache and the engine."""
+
+    def __init__(self, eos: tuple[int, ...] = ()) -> None:
+        self.config = SimpleNamespace(vocab_size=VOCAB, eos_token_ids=eos, max_position_embeddings=4096)
+        self.steps: list[list[int]] = []  # rows of each request of each step
+        self.fail_next: Exception | None = None
+
+    def make_pools(self, num_slots: int, num_pages: int, page_size: int, max_drafts: int):
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=torch.float64)
+
+        j = max_drafts + 1
+        kda = KdaPools(
+            zeros(num_slots, 1, 1, 1),
+            zeros(num_slots, 3, 1),
+            zeros(num_slots, j, 1, 1),
+            zeros(num_slots, j, 1, 1),
+            zeros(num_slots, j, 1, 1),
+            zeros(num_slots, j, 1),
+        )
+        return [kda, MlaPools(zeros(num_pages, page_size, 1))]
+
+    def forward(self, step, pools):
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        kda, mla = pools
+        state, window, pages = kda.state.numpy(), kda.window.numpy(), mla.pages.numpy()
+        page_size = pages.shape[1]
+        counts = [*np.diff(step.cu_verify.numpy()), *np.diff(step.cu_other.numpy())]
+        assert sum(counts) == len(step.tokens) == int(step.spans.sum())
+        self.steps.append([int(c) for c in counts])
+        tokens, hidden, at = step.tokens.numpy(), np.empty(len(step.tokens)), 0
+        for r, count in enumerate(counts):
+            slot, seen, table = int(step.slots[r]), int(step.seen[r]), step.pages[r].numpy()
+            assert slot > 0
+            s, last = float(state[slot, 0, 0, 0]), window[slot, :, 0].tolist()
+            states, windows = [], []
+            for token in tokens[at : at + count].tolist():
+                s, last = (31 * s + 7 * token + 3) % P, [*last[1:], float(token)]
+                states.append(s)
+                windows.append(3 * last[0] + 5 * last[1] + 7 * last[2])
+            state[slot], window[slot, :, 0] = s, last
+            where = np.arange(seen, seen + count)
+            assert (table[where // page_size] > 0).all()
+            pages[table[where // page_size], where % page_size, 0] = (5 * np.array(states) + where) % P
+            latents = pages[table[: (seen + count - 1) // page_size + 1]].reshape(-1)[: seen + count]
+            attended = np.cumsum(latents * (np.arange(seen + count) + 1) % P)[seen:]
+            hidden[at : at + count] = (np.array(states) + np.array(windows) + attended) % P
+            at += count
+        return torch.from_numpy(hidden)[:, None], torch.empty(0)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(scores(hidden[:, 0].numpy()))
+
+
+def continue_alone(prompt: list[int], max_tokens: int, eos: tuple[int, ...] = ()) -> list[int]:
+    """The greedy output by the formulas above, without pools, pages or a scheduler."""
+    state, total, tokens, output = 0.0, 0.0, [], []
+    todo = list(prompt)
+    while True:
+        for token in todo:
+            state = (31 * state + 7 * token + 3) % P
+            total += (5 * state + len(tokens)) % P * (len(tokens) + 1) % P
+            tokens.append(token)
+        a, b, c = ([0, 0, 0] + tokens)[-3:]
+        hidden = np.array([(state + 3 * a + 5 * b + 7 * c + total) % P])
+        todo = [int(scores(hidden)[0].argmax())]
+        output += todo
+        if todo[0] in eos or len(output) == max_tokens:
+            return output
+
+
+class Listener:
+    """Collects the updates of one request."""
+
+    def __init__(self) -> None:
+        self.updates, self.tokens, self.finish, self.error = [], [], None, None
+
+    def __call__(self, update) -> None:
+        assert self.finish is None, "an update after the last one"
+        self.updates.append(update)
+        self.tokens += update.tokens
+        self.finish, self.error = update.finish, update.error
+        assert update.completion_tokens == len(self.tokens)
+
+
+def greedy(max_tokens: int, **more) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **more)
+
+
+def toy_engine(model: ToyModel | None = None, **config):
+    """An engine over a toy model, with NaN in everything freed."""
+    defaults = dict(page_size=4, num_pages=64, max_num_seqs=4, max_num_batched_tokens=32, poison=True)
+    return make_engine(model or ToyModel(), EngineConfig(**{**defaults, **config}))
+
+
+def run_all(engine, requests: list[Request], steps: int = 100_000) -> dict[str, Listener]:
+    """Submit everything, turn the crank until nothing is left, check the books."""
+    heard = {r.id: Listener() for r in requests}
+    for request in requests:
+        engine.submit(request, heard[request.id])
+    for _ in range(steps):
+        if not engine.step():
+            break
+    engine.cache.check()
+    assert (engine.cache.pages.used, engine.cache.slots.used) == (0, 0)
+    return heard
+
+
+@pytest.fixture(scope="session")
+def toy() -> SimpleNamespace:
+    """The toy model and what goes with it."""
+    return SimpleNamespace(
+        Model=ToyModel,
+        Listener=Listener,
+        VOCAB=VOCAB,
+        alone=continue_alone,
+        engine=toy_engine,
+        greedy=greedy,
+        run=run_all,
+        replace=dataclasses.replace,
+    )
