@@ -11,15 +11,17 @@ T token rows, R requests, H heads, K and V key and value channels, S slots, J re
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .conv import positions
-from .kda_chunk import CHUNK, SUB, Inputs, blocks, local, sweep
+from .kda_chunk import BLOCK_ELEMENTS, CHUNK, SUB, Block, Inputs, blocks, local, sweep
 from .op import acc, acc_of, op
+
+IN_PLACE_ELEMENTS = 1 << 14  # from this size of a state on, a copy costs more than separate calls
 
 
 @op()
@@ -85,44 +87,96 @@ def _(q, k, v, g, beta, state, slots, cu, out, start) -> None:
 
 def forward(inputs: Inputs, state: Tensor, slots: Tensor, bounds: list[int], out: Tensor, start: int) -> None:
     """All rows, grouped by length: one step, one sub-chunk, whole chunks."""
-    lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
-    single = [r for r, n in enumerate(lengths) if n == 1]
-    if single:
-        one_step(inputs, state, slots, [bounds[r] for r in single], single, out, start)
-    short = [r for r, n in enumerate(lengths) if 1 < n <= SUB]
-    long = sorted((r for r, n in enumerate(lengths) if n > SUB), key=lambda r: -lengths[r])
-    for rows, size in ((short, SUB), (long, CHUNK)):
-        if not rows:
-            continue
-        index = slots[torch.tensor(rows)]
-        carried = state[index].flatten(0, 1)  # [R * H, V, K]
-        for block in blocks([bounds[r] for r in rows], [lengths[r] for r in rows], size, inputs.k[0].numel()):
-            o, _ = sweep(local(inputs, block, state.dtype), block.steps, state.shape[1], carried)
-            scatter(o, block, out, start)
-        state[index] = carried.view(len(rows), *state.shape[1:])
+    lengths = [end - begin for begin, end in pairwise(bounds)]
+    by_length = sorted(range(len(lengths)), key=lambda r: -lengths[r])
+    place = slots.tolist()
+    singles = [r for r in by_length if lengths[r] == 1]
+    if singles:
+        one_step(inputs, state, [place[r] for r in singles], [bounds[r] for r in singles], out, start)
+    width = state.shape[1] * state.shape[3]
+    for least, most, size in ((SUB + 1, bounds[-1], CHUNK), (2, SUB, SUB)):
+        rows = [r for r in by_length if least <= lengths[r] <= most]
+        together = max(1, BLOCK_ELEMENTS // (size * width))
+        for at in range(0, len(rows), together):
+            some = rows[at : at + together]
+            whole_rows(
+                inputs,
+                state,
+                [place[r] for r in some],
+                [bounds[r] for r in some],
+                [lengths[r] for r in some],
+                size,
+                out,
+                start,
+            )
 
 
-def scatter(o: Tensor, block, out: Tensor, start: int) -> None:
+def whole_rows(
+    inputs: Inputs,
+    state: Tensor,
+    slots: list[int],
+    begins: list[int],
+    lengths: list[int],
+    size: int,
+    out: Tensor,
+    start: int,
+) -> None:
+    """Rows of several tokens, longest first, in chunks of ``size``."""
+    carried = take(state, slots)
+    for part in blocks(begins, lengths, size, state.shape[1] * state.shape[3], state):
+        o, _ = sweep(local(inputs, part, state.dtype), part.steps, state.shape[1], carried, update=True)
+        scatter(o, part, out, start)
+    give(state, slots, carried)
+
+
+def take(state: Tensor, slots: list[int]) -> Tensor:
+    """The states of ``slots`` as [R * H, V, K]: a view of the pool for one slot, else a copy."""
+    if len(slots) == 1:
+        return state[slots[0]]
+    return state.index_select(0, torch.tensor(slots, device=state.device)).flatten(0, 1)
+
+
+def give(state: Tensor, slots: list[int], carried: Tensor) -> None:
+    """Put what ``take`` copied back."""
+    if len(slots) > 1:
+        for slot, new in zip(slots, carried.unflatten(0, (len(slots), -1))):
+            state[slot].copy_(new)
+
+
+def scatter(o: Tensor, block: Block, out: Tensor, start: int) -> None:
     """o [M * H, C, V] to the token rows of the block."""
-    rows = o.unflatten(0, (-1, out.shape[1])).transpose(1, 2).flatten(0, 1).to(out.dtype)  # [M * C, H, V]
+    rows = o.unflatten(0, (-1, out.shape[1])).transpose(1, 2).to(out.dtype).flatten(0, 1)  # [M * C, H, V]
     tokens = block.tokens.flatten()
     if block.valid is not None:
-        keep = block.valid.flatten()
-        rows, tokens = rows[keep], tokens[keep]
-    out[tokens + start] = rows
+        keep = block.valid.flatten().nonzero().flatten()
+        rows, tokens = rows.index_select(0, keep), tokens.index_select(0, keep)
+    out.index_copy_(0, tokens + start, rows)
 
 
 def one_step(
-    inputs: Inputs, state: Tensor, slots: Tensor, tokens: list[int], rows: list[int], out: Tensor, start: int
+    inputs: Inputs, state: Tensor, slots: list[int], tokens: list[int], out: Tensor, start: int
 ) -> None:
-    """One token for each of ``rows``."""
-    q, k, v, g, beta = (x[torch.tensor(tokens)].to(state.dtype) for x in inputs)
-    index = slots[torch.tensor(rows)]
-    s = state[index] * g.exp().unsqueeze(2)  # [R, H, V, K]
-    u = beta.unsqueeze(-1) * (v - torch.einsum("rhvk,rhk->rhv", s, k))
-    s = s + u.unsqueeze(-1) * k.unsqueeze(2)
-    out[torch.tensor(tokens) + start] = torch.einsum("rhvk,rhk->rhv", s, q).to(out.dtype)
-    state[index] = s
+    """One token each. Large states are advanced in their slots, small ones together in a copy."""
+    count, heads = len(slots), state.shape[1]
+    at = torch.tensor(tokens, device=state.device)
+    q, k, v, g, beta = (x.index_select(0, at).to(state.dtype).flatten(0, 1) for x in inputs)  # [R * H, *]
+    decay = g.exp_()
+    reads = torch.stack([k, q], 1) * decay.unsqueeze(1)  # [R * H, 2, K]
+    if state[0].numel() >= IN_PLACE_ELEMENTS:
+        parts = [state[slot] for slot in slots]
+    else:
+        parts = [take(state, slots)]
+    split = len(parts[0])
+    seen = torch.empty(count * heads, 2, v.shape[1], dtype=state.dtype, device=state.device)
+    for part, read, into in zip(parts, reads.split(split), seen.split(split)):
+        torch.bmm(read, part.mT, out=into)
+    u = (v - seen[:, 0]).mul_(beta.unsqueeze(1))
+    o = torch.addcmul(seen[:, 1], u, (k * q).sum(1, keepdim=True))
+    for part, fade, rise, key in zip(parts, decay.split(split), u.split(split), k.split(split)):
+        part.mul_(fade.unsqueeze(1)).addcmul_(rise.unsqueeze(2), key.unsqueeze(1))
+    if len(parts) == 1:
+        give(state, slots, parts[0])
+    out.index_copy_(0, at + start, o.to(out.dtype).unflatten(0, (count, heads)))
 
 
 @op(writes=("rec_u", "rec_k", "rec_g"), opaque=True)
@@ -189,7 +243,7 @@ def verify(
     start: int,
 ) -> None:
     """Every row as one chunk that reads its state; u, k and g go to ``records``."""
-    lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
+    lengths = [end - begin for begin, end in pairwise(bounds)]
     if not lengths or max(lengths) == 0:
         return
     rec_u, rec_k, rec_g = records
@@ -197,14 +251,13 @@ def verify(
         raise ValueError(f"a verify row has {max(lengths)} tokens, the records hold {rec_u.shape[1]}")
     rows = [r for r, n in enumerate(lengths) if n]
     size = -(-max(lengths) // SUB) * SUB
-    index = slots[torch.tensor(rows)]
-    carried = state[index].flatten(0, 1)
-    block = next(blocks([bounds[r] for r in rows], [lengths[r] for r in rows], size, 1))
-    o, u = sweep(local(inputs, block, state.dtype), block.steps, state.shape[1], carried)
-    scatter(o, block, out, start)
+    carried = state.index_select(0, slots[torch.tensor(rows)]).flatten(0, 1)
+    part = next(blocks([bounds[r] for r in rows], [lengths[r] for r in rows], size, 1, state))
+    o, u = sweep(local(inputs, part, state.dtype), part.steps, state.shape[1], carried, update=False)
+    scatter(o, part, out, start)
     row, at = positions(bounds)
     u = u.unflatten(0, (-1, state.shape[1])).transpose(1, 2)  # [R, C, H, V]
-    keep = torch.ones(len(rows), size, dtype=torch.bool) if block.valid is None else block.valid
+    keep = torch.ones(len(rows), size, dtype=torch.bool) if part.valid is None else part.valid
     rec_u[slots[row], at] = u[keep].to(rec_u.dtype)
     rec_k[slots[row], at] = inputs.k[: bounds[-1]].to(rec_k.dtype)
     rec_g[slots[row], at] = inputs.g[: bounds[-1]].to(rec_g.dtype)

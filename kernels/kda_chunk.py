@@ -10,7 +10,8 @@ With G the log decay summed from the start of the chunk, for one head and an inc
     S <- S exp(G_C) + U^T (k exp(G_C - G))
 
 Between sub-chunks exp(G_i - G_j) is a product of factors <= 1: from j to the end of its sub-chunk, over whole
-sub-chunks, from the start of its own sub-chunk to i. Inside one it is factorised about the middle row.
+sub-chunks, from the start of its own sub-chunk to i. Inside one it is factorised about the middle row, which
+needs no more than exp(+-80) while 16 steps decay by less than exp(-80).
 B is chunks x heads, C tokens of a chunk, n sub-chunks, K and V key and value channels; states are [V, K].
 """
 
@@ -25,7 +26,8 @@ from torch import Tensor
 CHUNK = 64
 SUB = 16
 MAX_EXPONENT = 80.0  # 16 steps at the model's bound of -5
-BLOCK_ELEMENTS = 1 << 20  # one key tensor of a block of chunks: what is worked on together
+BLOCK_ELEMENTS = 1 << 17  # one key tensor of what is worked on together: it should stay in cache
+FLOOR = {torch.float32: -104.0, torch.float64: -746.0}  # exp is 0 from there on
 
 
 class Inputs(NamedTuple):
@@ -41,7 +43,7 @@ class Inputs(NamedTuple):
 class Block(NamedTuple):
     """Chunks worked on together, ordered by place in the row and then by row."""
 
-    tokens: Tensor  # [M, C] token row of each place; places past the row repeat its first token
+    tokens: Tensor  # [M, C] token row of each place; places past the row repeat the chunk's first token
     valid: Tensor | None  # [M, C] False past the row; None when nothing is
     steps: list[int]  # how many rows still run, chunk by chunk; they are the first ones
 
@@ -49,14 +51,14 @@ class Block(NamedTuple):
 class Local(NamedTuple):
     """What a chunk knows before its state arrives."""
 
-    reads: Tensor  # [B, 2C, K] decayed queries, then (I+L)^-1 of the decayed keys
+    reads: Tensor  # [B, 2C, K] decayed queries, then (I+L)^-1 of the decayed keys times beta
     corrections: Tensor  # [B, C, V] (I+L)^-1 beta v
     weights: Tensor  # [B, C, C] P
     keys: Tensor  # [B, C, K] keys decayed to the end of the chunk
     decay: Tensor  # [B, K] of the whole chunk
 
 
-def blocks(begins: list[int], lengths: list[int], size: int, width: int) -> Iterator[Block]:
+def blocks(begins: list[int], lengths: list[int], size: int, width: int, like: Tensor) -> Iterator[Block]:
     """Cut rows, longest first, into blocks of chunks of ``size`` tokens; ``width`` is H * K."""
     counts = [-(-n // size) for n in lengths]
     most = max(1, BLOCK_ELEMENTS // (size * width))
@@ -69,115 +71,141 @@ def blocks(begins: list[int], lengths: list[int], size: int, width: int) -> Iter
                 break
             steps.append(rows)
             used, at = used + rows, at + 1
-        yield block(begins, lengths, size, first, steps)
+        yield block(begins, lengths, size, first, steps, like.device)
 
 
-def block(begins: list[int], lengths: list[int], size: int, first: int, steps: list[int]) -> Block:
+def block(
+    begins: list[int], lengths: list[int], size: int, first: int, steps: list[int], device: torch.device
+) -> Block:
     """The token rows of chunks first .. first + len(steps)."""
     start, left = [], []
     for c, rows in enumerate(steps, first):
         start += [begins[r] + c * size for r in range(rows)]
         left += [lengths[r] - c * size for r in range(rows)]
-    place = torch.arange(size)
-    begin = torch.tensor(start).unsqueeze(1)
+    place = torch.arange(size, device=device)
+    begin = torch.tensor(start, device=device).unsqueeze(1)
     tokens = begin + place
     if min(left) >= size:
         return Block(tokens, None, steps)
-    valid = place < torch.tensor(left).unsqueeze(1)
+    valid = place < torch.tensor(left, device=device).unsqueeze(1)
     return Block(torch.where(valid, tokens, begin), valid, steps)
 
 
 def gather(x: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
-    """x [T, H, *] -> [M * H, C, *], zero past the rows."""
-    size = block.tokens.shape[1]
-    picked = x.index_select(0, block.tokens.flatten()).unflatten(0, (-1, size)).to(dtype)
+    """x [T, H, *] -> a view [M, H, n, 16, *] of the block's rows, zero past the rows."""
+    count, size = block.tokens.shape
+    picked = x.index_select(0, block.tokens.flatten()).to(dtype)
     if block.valid is not None:
-        shape = (*block.valid.shape, *[1] * (picked.dim() - 2))
-        picked = picked.masked_fill(~block.valid.view(shape), 0.0)
-    return picked.transpose(1, 2).flatten(0, 1)
+        picked.masked_fill_(~block.valid.view(-1, *[1] * (x.dim() - 1)), 0.0)
+    return picked.unflatten(0, (count, size // SUB, SUB)).movedim(3, 1)
 
 
 def local(inputs: Inputs, block: Block, dtype: torch.dtype) -> Local:
     """All of a block's chunks, before any state is known."""
     q, k, v, g, beta = (gather(x, block, dtype) for x in inputs)
-    return solve(q, k, v, g, beta.unsqueeze(-1))
+    both = torch.stack([q, k], 3).flatten(0, 1)  # [B, n, 2, 16, K]
+    g = g.clamp(min=FLOOR[dtype]).flatten(0, 1)  # [B, n, 16, K]
+    return solve(both, v.reshape(-1, v.shape[2] * SUB, v.shape[4]), g, beta.reshape(-1, v.shape[2] * SUB, 1))
 
 
-def solve(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Local:
-    """q, k, g [B, C, K], v [B, C, V], beta [B, C, 1] -> Local. C is a multiple of 16."""
-    g = g.clamp(min=-104.0 if g.dtype == torch.float32 else -746.0)  # exp is 0 from there on
-    g, keys = g.unflatten(1, (-1, SUB)), k.unflatten(1, (-1, SUB))  # [B, n, 16, K]
-    both = torch.cat([q.unflatten(1, (-1, SUB)), keys], 2)  # [B, n, 32, K]
-    inner = g.cumsum(2)  # from the start of the sub-chunk, the row included
-    outer = torch.zeros_like(g)  # after the row, to the end of the sub-chunk
-    outer[:, :, :-1] = g[:, :, 1:].flip(2).cumsum(2).flip(2)
-    step = inner[:, :, -1].exp()  # [B, n, K]
-    rows = both * inner.exp().repeat(1, 1, 2, 1)
-    of_queries, of_keys, ends = scores(both, keys, g, inner, rows, keys * outer.exp(), step)
+def solve(both: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Local:
+    """both [B, n, 2, 16, K] (queries, keys), v [B, C, V], g [B, n, 16, K], beta [B, C, 1] -> Local."""
+    width, size = g.shape[3], v.shape[1]
+    decays = torch.matmul(partial_sums(g), g)  # [B, n, 48, K]
+    steep = bool((decays[:, :, SUB - 1] < -MAX_EXPONENT).any())
+    inner, outer, middle = decays.exp_().split(SUB, 2)
+    step = inner[:, :, -1]  # [B, n, K]
+    rows, ends = both * inner.unsqueeze(2), both[:, :, 1] * outer
+    near = diagonal_steep(both, g) if steep else diagonal(both, middle)
+    of_both = scores(rows.flatten(2, 3), ends, step, near)  # [B, 2, C, C]
     before = torch.cat([torch.ones_like(step[:, :1]), step[:, :-1]], 1).cumprod(1)
-    rows = (rows * before.unsqueeze(2)).unflatten(2, (2, SUB))
-    right = torch.cat([rows[:, :, 1].flatten(1, 2), v], 2) * beta
-    lower = torch.tril(of_keys, -1) * beta
-    solved = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
-    width = k.shape[2]
-    reads = torch.cat([rows[:, :, 0].flatten(1, 2), solved[..., :width]], 1)
-    return Local(reads, solved[..., width:], torch.tril(of_queries), ends, step.prod(1))
+    rows *= before[:, :, None, None]
+    right = torch.cat([rows[:, :, 1].reshape(-1, size, width), v], 2).mul_(beta)
+    lower = of_both[:, 1].mul_(beta)
+    solved = forward_substitution(lower, right)
+    reads = torch.cat([rows[:, :, 0].reshape(-1, size, width), solved[..., :width]], 1)
+    return Local(reads, solved[..., width:], of_both[:, 0], ends.flatten(1, 2), step.prod(1))
 
 
-def scores(
-    both: Tensor, keys: Tensor, g: Tensor, inner: Tensor, rows: Tensor, ends: Tensor, step: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """<row_i, key_j exp(G_i - G_j)> for queries and keys [B, C, C], and the keys decayed to the chunk's end.
+def partial_sums(like: Tensor) -> Tensor:
+    """[48, 16], which sums 16 log decays up to a row, after a row, and from the middle row to a row."""
+    up_to = torch.ones(SUB, SUB, dtype=like.dtype, device=like.device).tril()
+    return torch.cat([up_to, 1 - up_to, up_to - up_to[SUB // 2 - 1]])
 
-    ``ends`` is advanced in place, sub-chunk by sub-chunk. What lies above the diagonal is not meant.
+
+def scores(rows: Tensor, ends: Tensor, step: Tensor, near: Tensor) -> Tensor:
+    """<row_i, key_j exp(G_i - G_j)> of queries and keys, zero where no key may be seen: [B, 2, C, C].
+
+    ``ends`` [B, n, 16, K], keys decayed to the end of their sub-chunk, is carried to the end of the chunk.
     """
-    batch, subs, _, _width = keys.shape
-    result = keys.new_zeros(2, batch, subs * SUB, subs * SUB)
-    near = diagonal(both, keys, g, inner).unflatten(2, (2, SUB))
+    batch, subs = step.shape[:2]
+    result = rows.new_zeros(batch, 2, subs * SUB, subs * SUB)
     for i in range(subs):
         part = slice(i * SUB, (i + 1) * SUB)
-        result[:, :, part, part] = near[:, i].transpose(0, 1)
+        result[:, :, part, part] = near[:, i]
         if i > 1:
             ends[:, : i - 1] *= step[:, i - 1, None, None]
         if i:
-            far = torch.bmm(rows[:, i], ends[:, :i].flatten(1, 2).mT).unflatten(1, (2, SUB))
-            result[:, :, part, : i * SUB] = far.transpose(0, 1)
+            far = torch.bmm(rows[:, i], ends[:, :i].flatten(1, 2).mT)
+            result[:, :, part, : i * SUB] = far.unflatten(1, (2, SUB))
     ends[:, :-1] *= step[:, -1, None, None]
-    return result[0], result[1], ends.flatten(1, 2)
+    return result
 
 
-def diagonal(both: Tensor, keys: Tensor, g: Tensor, inner: Tensor) -> Tensor:
-    """The sub-chunks against themselves, [B, n, 32, 16]; finite above the diagonal and otherwise undefined there.
+def visible(like: Tensor) -> Tensor:
+    """[2, 16, 16]: a query sees keys up to its own, a key sees those before it."""
+    up_to = torch.ones(SUB, SUB, dtype=torch.bool, device=like.device).tril()
+    return torch.stack([up_to, up_to.tril(-1)])
 
-    A gate without a lower bound may decay by more than exp(-80) in 16 steps: then G_i - G_j is summed apart
-    for every pair, [B, 16, 16, K] at a time, and nothing is factorised.
-    """
-    if g.numel() == 0 or inner[:, :, -1].min() >= -MAX_EXPONENT:
-        up = (inner - inner[:, :, SUB // 2 - 1, None]).exp()
-        rows = both * up.repeat(1, 1, 2, 1)
-        return torch.matmul(rows, (keys / up).mT)
-    later = torch.ones(SUB, SUB, dtype=torch.bool).tril(-1)[..., None]  # [i, j]: i > j
+
+def diagonal(both: Tensor, middle: Tensor) -> Tensor:
+    """The sub-chunks against themselves, [B, n, 2, 16, 16], by factors about the middle row."""
+    rows = (both * middle.unsqueeze(2)).flatten(2, 3)
+    product = torch.matmul(rows, (both[:, :, 1] / middle).mT).unflatten(2, (2, SUB))
+    return product.masked_fill_(~visible(both), 0.0)
+
+
+def diagonal_steep(both: Tensor, g: Tensor) -> Tensor:
+    """The same for a gate without a bound: G_i - G_j is summed for every pair, nothing is factorised."""
+    later = torch.ones(SUB, SUB, dtype=torch.bool, device=g.device).tril(-1)[..., None]  # [i, j]: i > j
     parts = []
-    for i in range(keys.shape[1]):
-        pairs = torch.where(later, g[:, i, :, None], 0.0).cumsum(1).exp()  # [B, i, j, K]
-        decayed = pairs * keys[:, i, None]
-        parts.append(
-            torch.einsum("bhik,bijk->bhij", both[:, i].unflatten(1, (2, SUB)), decayed).flatten(1, 2)
-        )
-    return torch.stack(parts, 1)
+    for i in range(g.shape[1]):  # one sub-chunk at a time: [B, 16, 16, K] is large
+        pairs = torch.where(later, g[:, i, :, None], 0.0).cumsum(1).exp() * both[:, i, 1, None]
+        parts.append(torch.einsum("bxik,bijk->bxij", both[:, i], pairs))
+    return torch.stack(parts, 1).masked_fill_(~visible(both), 0.0)
 
 
-def sweep(local: Local, steps: list[int], heads: int, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Carry ``state`` [R * H, V, K] through the block in place -> o and corrections U, both [B, C, V]."""
+def forward_substitution(lower: Tensor, right: Tensor) -> Tensor:
+    """(I + lower)^-1 right for strictly lower [B, C, C] and right [B, C, N], by sub-chunks."""
+    size = lower.shape[1]
+    grid = lower.unflatten(1, (-1, SUB)).unflatten(3, (-1, SUB))
+    corner = grid.diagonal(dim1=1, dim2=3).movedim(-1, 1)  # [B, n, 16, 16]
+    unit = torch.eye(SUB, dtype=lower.dtype, device=lower.device).expand_as(corner)
+    inverse = torch.linalg.solve_triangular(corner, unit, upper=False, unitriangular=True)
+    out = torch.empty_like(right)
+    for i in range(size // SUB):
+        part, done = slice(i * SUB, (i + 1) * SUB), slice(0, i * SUB)
+        rest = right[:, part]
+        if i:
+            rest = torch.baddbmm(rest, lower[:, part, done], out[:, done], alpha=-1)
+        torch.bmm(inverse[:, i], rest, out=out[:, part])
+    return out
+
+
+def sweep(local: Local, steps: list[int], heads: int, state: Tensor, update: bool) -> tuple[Tensor, Tensor]:
+    """Carry ``state`` [R * H, V, K] through the block in place -> o and corrections U, both [B, C, V].
+
+    Without ``update`` the state is only read; then a row must have a single chunk.
+    """
     out, used = torch.empty_like(local.corrections), torch.empty_like(local.corrections)
     size, begin = out.shape[1], 0
     for rows in steps:
-        here, end = state[: rows * heads], begin + rows * heads
-        seen = torch.bmm(local.reads[begin:end], here.mT)  # [B, 2C, V]
-        u = local.corrections[begin:end] - seen[:, size:]
-        torch.baddbmm(seen[:, :size], local.weights[begin:end], u, out=out[begin:end])
-        here.mul_(local.decay[begin:end, None])
-        here.baddbmm_(u.mT, local.keys[begin:end])
-        used[begin:end] = u
-        begin = end
+        part = slice(begin, begin + rows * heads)
+        here = state[: rows * heads]
+        seen = torch.bmm(local.reads[part], here.mT)  # [B, 2C, V]
+        u = torch.sub(local.corrections[part], seen[:, size:], out=used[part])
+        torch.baddbmm(seen[:, :size], local.weights[part], u, out=out[part])
+        if update:
+            here.mul_(local.decay[part].unsqueeze(1)).baddbmm_(u.mT, local.keys[part])
+        begin = part.stop
     return out, used
