@@ -1,3 +1,29 @@
-"""k3compile: a torch.compile backend and a serving runtime for Kimi K3."""
+"""k3compile: computes the fast Kimi K3 from the plain one, and serves it.
+
+Names are looked up when they are first used (PEP 562), so that ``import k3compile`` costs nothing and the
+``torch.compile`` entry point can live in this package.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .llm import LLM
+    from .open_ops import open_ops
+    from .options import CompileOptions
 
 __version__ = "0.1.0"
+LAZY = {"CompileOptions": ".options", "LLM": ".llm", "open_ops": ".open_ops"}
+__all__ = ["LLM", "CompileOptions", "__version__", "open_ops"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {sorted(__all__)}")
+    return getattr(import_module(LAZY[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

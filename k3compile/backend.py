@@ -1,0 +1,212 @@
+"""The life of a graph: Dynamo's graph in, a callable out.
+
+    Dynamo graph -> copy -> Dynamo passes -> AOTAutograd -> ATen passes -> lowering -> inner compiler
+                      \\______ a precondition fails: handed on without passes, and the report says so
+
+The report is kept whatever happened; on a warm cache, where no pass runs, it is read back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import inner, report, torch_private
+from .dump import dumper
+from .features import FEATURES, resolve
+from .fingerprint import fingerprint
+from .open_ops import open_all
+from .open_ops import wanted as open_ops_wanted
+from .options import CompileOptions, Switches, read_switches
+from .passes import pipeline, snapshot
+from .passes.lower import Lower
+from .passes.remarks import PassRecord
+from .passes.runner import Context, Fuel, run_passes
+
+_fuel: dict[int, Fuel] = {}  # one tank a process for each K3_FUEL value, shared by its graphs
+
+
+def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions) -> Callable[..., Any]:
+    """Compile one graph as ``options`` say. ``gm`` itself is left alone: Dynamo reads it again.
+
+    Raises PassError for a failing pass (on_error ``raise``), CannotObey for an implementation that cannot be
+    used, ValueError for an unmet ``require``; whatever the inner compiler raises.
+    """
+    return Compile(gm, inputs, options, read_switches()).run()
+
+
+class Compile:
+    """One call of the backend. Dynamo may call twice for one artifact; the report has the same key then."""
+
+    def __init__(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions, switches: Switches
+    ) -> None:
+        self.gm, self.inputs, self.options, self.switches = gm, inputs, options, switches
+        self.started = time.perf_counter()
+        self.opened = options.plain or open_ops_wanted()
+        self.fuel = tank(switches.fuel)
+        self.inner = options.inner
+        self.records: list[PassRecord] = []
+        self.notes: list[str] = []
+        self.graphs: dict[str, str] = {}
+        self.passes_ran = False
+        self.device = next((t.device.type for t in inputs if isinstance(t, torch.Tensor)), "cpu")
+        self.settings = resolve(options.features, device=self.device)
+        before = snapshot.snapshot(gm, "dynamo")
+        self.sources = tuple(node["source"] for node in before["nodes"])
+        self.name = fingerprint(options, gm, inputs, opened=self.opened, fuel=self.fuel.left)
+        self.key = f"{snapshot.digest(before)}-{self.name[:12]}"
+        self.dump = dumper(switches.dump, self.key)
+
+    def run(self) -> Callable[..., Any]:
+        """Compile, then keep the report."""
+        if objection := torch_private.version_objection():
+            return self.hand_on(torch_private.clone_dynamo_graph(self.gm), objection)
+        if objection := training_objection(self.gm):
+            gm = torch_private.clone_dynamo_graph(self.gm)
+            self.open(gm)  # a meaning can be differentiated, an op cannot
+            return self.hand_on(gm, objection)
+        try:
+            compiled = self.compile()
+        except inner.UnsafeForInductor as error:
+            self.notes.append(f"compiled with aot_eager: {error}")
+            self.inner, self.records = "aot_eager", []
+            compiled = self.compile()
+        made = self.make_report()
+        self.check_required(made)
+        report.keep(made, torch_private.cache_folder(), self.options.report)
+        return compiled
+
+    def compile(self) -> Callable[..., Any]:
+        """Passes and the inner compiler, on a copy of the graph."""
+        gm = torch_private.clone_dynamo_graph(self.gm)
+        if self.opened:
+            self.open(gm)
+        if self.inner not in ("inductor", "aot_eager", "eager"):
+            objection = inner.island_objection(gm)
+            if objection is None:
+                self.note_passes_skipped()
+                return inner.other(self.inner, gm, self.inputs)
+            self.notes.append(f"compiled with inductor, not with {self.inner}: {objection}")
+            self.inner = "inductor"
+        self.records += run_passes(gm, pipeline.DYNAMO_PASSES, self.context("dynamo", gm))
+        gm.recompile()
+        if self.inner == "inductor":
+            name = None if self.must_run() else self.name
+            return inner.inductor(gm, self.inputs, self.optimise, name, dict(self.options.inductor))
+        return inner.aot(gm, self.inputs, self.optimise, by_node=self.inner == "eager")
+
+    def optimise(self, gm: fx.GraphModule) -> None:
+        """The ATen passes and lowering, on one functional graph."""
+        self.passes_ran = True
+        ctx = self.context("aten", gm)
+        guards = torch_private.guards_of(ctx.fake_mode)
+        fuses = self.inner == "inductor"
+        table = torch_private.decompositions_of_inductor() if fuses else {}
+        providers = {} if self.options.lower == "auto" else self.options.lower
+        self.graphs["aten"] = snapshot.digest(snapshot.snapshot(gm))
+        self.records += run_passes(gm, pipeline.ATEN_PASSES, ctx)
+        lower = Lower(fuses, providers, table)
+        self.records += run_passes(gm, (lower,), replace(ctx, on_error="raise"))
+        self.graphs["lowered"] = snapshot.digest(snapshot.snapshot(gm))
+        added = torch_private.guards_of(ctx.fake_mode)[len(guards) :]
+        self.notes += [f"a pass added the guard {guard}" for guard in added]
+
+    def context(self, level: str, gm: fx.GraphModule) -> Context:
+        """What the runner is told for a graph of this level."""
+        off = {name for name, f in FEATURES.items() if f.by == "pass" and not self.settings[name].on}
+        return Context(
+            level=level,
+            disabled=frozenset(off | set(self.options.disable) | set(self.switches.disable)),
+            fuel=self.fuel,
+            veto=torch_private.bisector_veto,
+            verify=self.options.verify,
+            on_error=self.options.on_error,
+            fake_mode=torch_private.fake_mode_of([n.meta.get("val") for n in gm.graph.nodes] or self.inputs),
+            clone_graph=torch_private.clone_graph,
+            snapshot=partial(snapshot.snapshot, level=level) if self.dump else lambda gm: None,
+            on_pass=self.dump,
+        )
+
+    def must_run(self) -> bool:
+        """Whether the passes have to run even where a cache could answer."""
+        return self.dump is not None or torch_private.bisecting()
+
+    def open(self, gm: fx.GraphModule) -> None:
+        """Open every op that can be, and say which cannot."""
+        count, closed = open_all(gm)
+        if count:
+            self.notes.append(f"{count} k3 ops opened before tracing")
+        if closed:
+            self.notes.append(f"cannot be opened: {', '.join(closed)}")
+
+    def hand_on(self, gm: fx.GraphModule, reason: str) -> Callable[..., Any]:
+        """What the inner compiler alone makes of ``gm``."""
+        if self.inner == "inductor":
+            compiled = torch_private.compile_with_inductor(gm, self.inputs, dict(self.options.inductor))
+        else:
+            compiled = inner.other(self.inner, gm, self.inputs)
+        self.passes_ran = True  # there are none: no stored report would say more
+        made = replace(self.make_report(), status="handed on", reason=reason)
+        report.keep(made, torch_private.cache_folder(), self.options.report)
+        return compiled
+
+    def note_passes_skipped(self) -> None:
+        self.notes.append(f"{self.inner} takes Dynamo's graph: the ATen passes were not run")
+        self.passes_ran = True
+
+    def make_report(self) -> report.Report:
+        """This compile's report, or the stored one where a cache answered."""
+        made = report.Report(
+            key=self.key,
+            status="compiled",
+            inner=self.inner,
+            features={name: self.state_of(name) for name in self.settings},
+            records=tuple(self.records),
+            notes=tuple(self.notes),
+            graphs=tuple(self.graphs.items()),
+            seconds=time.perf_counter() - self.started,
+            sources=self.sources,
+            torch=torch.__version__,
+        )
+        if self.passes_ran or self.inner != "inductor":
+            return made
+        found = report.stored(self.key, torch_private.cache_folder())
+        if found is None:
+            gone = "the compile cache had this graph but its report is gone; clear the cache to see one again"
+            return replace(made, status="cached", notes=(*self.notes, gone))
+        return replace(report.with_lines_of(found, self.sources), status="cached", seconds=made.seconds)
+
+    def state_of(self, name: str) -> str:
+        """A feature's setting; ``absent`` where no pass implements it yet."""
+        built = {p.name for p in (*pipeline.DYNAMO_PASSES, *pipeline.ATEN_PASSES)}
+        absent = FEATURES[name].by == "pass" and name not in built
+        return "absent" if absent and self.settings[name].on else self.settings[name].state
+
+    def check_required(self, made: report.Report) -> None:
+        """Raise ValueError where a pass applied fewer sites than required of a graph that has some."""
+        for name, count in self.options.require.items():
+            applied, missed = made.applied(name), made.missed(name)
+            if applied + len(missed) and applied < count:
+                reasons = "; ".join(dict.fromkeys(missed)) or "there were no more sites"
+                raise ValueError(f"{name} applied {applied} of the required {count} sites: {reasons}")
+
+
+def training_objection(gm: fx.GraphModule) -> str | None:
+    """Why a graph is for training, or None: then some output wants a gradient."""
+    (output,) = gm.graph.find_nodes(op="output")
+    values = [node.meta.get("example_value") for node in output.all_input_nodes]
+    if any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
+        return "an output requires a gradient; call under torch.no_grad() or torch.inference_mode()"
+    return None
+
+
+def tank(amount: int | None) -> Fuel:
+    """The fuel of this process."""
+    return Fuel() if amount is None else _fuel.setdefault(amount, Fuel(amount))

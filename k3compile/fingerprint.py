@@ -1,0 +1,71 @@
+"""What a compiled graph depends on besides itself: our sources, the options, the ranks, the device.
+
+Inductor's caches take the fingerprint as the name of our passes. Whatever changes their work has to change
+it, or a warm start would run code that today's sources would not make.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import kernels, passes
+from .inner import qualified_name
+from .options import CompileOptions
+from .passes.lower import ranks_of
+
+OWN_FILES = ("backend", "features", "fingerprint", "inner", "open_ops", "options", "torch_private")
+COLLECTIVES = "_c10d_functional::"
+
+
+def fingerprint(options: CompileOptions, gm: fx.GraphModule, inputs: Sequence[Any], **more: Any) -> str:
+    """24 hexadecimal digits. more: further plain values that change what the passes do."""
+    words = {
+        "sources": digest_of_sources(),
+        "torch": torch.__version__,
+        "options": options.canonical(),
+        "groups": groups_of(gm),
+        "devices": sorted({device_name(t.device) for t in inputs if isinstance(t, torch.Tensor)}),
+        **more,
+    }
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def digest_of_sources() -> str:
+    """The text of every module that can change a compiled graph, kernels included."""
+    own = Path(__file__).parent
+    files = [own / f"{name}.py" for name in OWN_FILES]
+    for package in (passes, kernels):
+        for folder in package.__path__:
+            files += sorted(f for f in Path(folder).rglob("*") if f.suffix in (".py", ".cpp", ".h"))
+    return digest_of(files)
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Names and contents, in the order given."""
+    total = hashlib.sha256()
+    for file in files:
+        total.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def groups_of(gm: fx.GraphModule) -> list[tuple[str, int | None]]:
+    """Process groups the graph names, with their ranks: removing a lone all_reduce depends on them."""
+    names: set[str] = set()
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and qualified_name(node.target).startswith(COLLECTIVES):
+            names.update(a for a in node.args if isinstance(a, str))
+    return sorted((name, ranks_of(name)) for name in names)
+
+
+def device_name(device: torch.device) -> str:
+    """``cpu``, or the name of the accelerator, whose kernels differ by model."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,135 @@
+"""Every private torch name the front door touches, in one place, with the version it was read in.
+
+Private names move. When torch is raised, this file and its test say what to re-read; nothing else in the
+front door reaches under torch's surface.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import detect_fake_mode
+from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass
+from torch._inductor.exc import InductorError
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+READ_IN = (2, 13)  # the torch version these names and their meaning were checked in
+
+__all__ = [
+    "READ_IN",
+    "CustomInferenceAwareGraphPass",
+    "InductorError",
+    "aot_autograd",
+    "bisecting",
+    "bisector_veto",
+    "cache_folder",
+    "clone_dynamo_graph",
+    "clone_graph",
+    "compile_with_inductor",
+    "decompositions_of_inductor",
+    "fake_mode_of",
+    "guards_of",
+    "min_cut_partition",
+    "registered_backend",
+    "version_objection",
+]
+
+
+def version_objection() -> str | None:
+    """Why this torch cannot be trusted with our passes, or None."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version == READ_IN:
+        return None
+    return f"torch {torch.__version__} is not the {READ_IN[0]}.{READ_IN[1]} k3compile was checked with"
+
+
+def clone_dynamo_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy whose graph may be rewritten. It shares parameters and values with ``gm``.
+
+    ``copy.deepcopy`` drops the sources of parameters and placeholders, and without them AOTAutograd takes
+    every parameter for an ordinary input. Dynamo reads its own graph again after the backend returned, so
+    the original must stay as it is.
+    """
+    clone = fx.GraphModule(gm, clone_graph(gm.graph))
+    for name, value in gm.__dict__.items():
+        if name not in clone.__dict__:
+            clone.__dict__[name] = value
+    clone.meta = dict(gm.meta)
+    if hasattr(gm, "_param_name_to_source"):
+        clone._param_name_to_source = dict(gm._param_name_to_source)
+    return clone
+
+
+def clone_graph(graph: fx.Graph) -> fx.Graph:
+    """``copy.deepcopy(graph)`` that keeps the ``_dynamo_source`` of placeholders."""
+    clone = copy.deepcopy(graph)
+    for old, new in zip(graph.nodes, clone.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    return clone
+
+
+def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
+    """The fake mode of the compile in progress."""
+    return detect_fake_mode(values)
+
+
+def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Callable:
+    """Inductor's whole pipeline (AOTAutograd, its caches, the partitioner) with config ``patches``."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, inputs, config_patches=patches)
+
+
+def min_cut_partition(*args: Any, **kwargs: Any) -> Any:
+    """How ``aot_eager`` of torch splits a training graph."""
+    from functorch.compile import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(*args, **kwargs)
+
+
+def registered_backend(name: str) -> Callable[..., Any]:
+    """A Dynamo backend by name. Raises torch._dynamo.exc.InvalidBackend for an unknown one."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(name)
+
+
+def bisector_veto(pass_name: str) -> bool:
+    """Whether torch's compiler bisector forbids the next rewrite; it finds the guilty one of ours by name."""
+    from torch._inductor.compiler_bisector import BACKENDS, BisectSubsystem, CompilerBisector
+
+    BACKENDS.setdefault("k3", [BisectSubsystem("k3_passes")])
+    return CompilerBisector.disable_subsystem("k3", "k3_passes", lambda: pass_name)
+
+
+def bisecting() -> bool:
+    """Whether the bisector is at work, so that no cache may answer."""
+    from torch._inductor.compiler_bisector import CompilerBisector
+
+    return CompilerBisector.bisection_enabled
+
+
+def guards_of(fake_mode: FakeTensorMode | None) -> list[str]:
+    """The guards on sizes so far, as text."""
+    env = fake_mode.shape_env if fake_mode is not None else None
+    return [str(guard.expr) for guard in env.guards] if env is not None else []
+
+
+def decompositions_of_inductor() -> dict[Any, Callable[..., Any]]:
+    """The table Inductor lowers with; ops opened after AOTAutograd must be decomposed by the same one."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def cache_folder() -> Path:
+    """Our corner of Inductor's cache folder; it is removed with the artifacts it describes."""
+    return Path(cache_dir()) / "k3"

@@ -1,0 +1,238 @@
+"""After the last pass: let mutating ops write into the tensors they were given, where nobody can tell.
+
+    %f = auto_functionalized_v2(k3.kda_prefill, ..., _all_bases=[%state])
+    %o = %f[0]; %new = %f[1]                                        ->  %o = k3.kda_prefill(..., %state)
+    copy_(%state, %new)
+
+Executed as it stands, the functional form clones every state pool on every call. Inductor undoes it itself;
+for the other inner compilers this does. A base is written in place when
+
+ * it is an input whose new value ends in that input (the ``copy_``), or a tensor made in this graph;
+ * nothing reads the old value after the op, nor does the op itself read it by another argument;
+ * the new value of an input is not returned: the caller would hold an alias instead of a tensor of its own.
+
+Any other base stays functional: it is cloned, and the answer is the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2, get_mutable_args
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+COPY = torch.ops.aten.copy_.default
+
+
+@dataclass(frozen=True)
+class Written:
+    """One base of one mutating op: the op, the base, and why it stays a clone (None: written in place)."""
+
+    op: str
+    node: str
+    base: str
+    refusal: str | None
+
+
+def write_in_place(gm: fx.GraphModule) -> list[Written]:
+    """Undo ``auto_functionalized_v2`` where that is provably unseen; one entry a base, in graph order."""
+    found = []
+    for node in functional_writes(gm.graph):
+        bases = node.kwargs["_all_bases"]
+        refusals = [refusal(node, base, bases) for base in bases]
+        for base, why in zip(bases, refusals):
+            found.append(Written(str(node.args[0]), node.name, base.name, why))
+        for index, (base, why) in enumerate(zip(bases, refusals)):
+            if why is None:
+                read_base_instead(node, index, base)
+        if any(refusals) or has_list_argument(node):
+            cloned = tuple(i for i, why in enumerate(refusals) if why)
+            node.kwargs = {**node.kwargs, "_only_clone_these_bases": cloned}
+        else:
+            call_directly(node)
+    gm.graph.lint()
+    return found
+
+
+def functional_writes(graph: fx.Graph) -> list[fx.Node]:
+    """The ``auto_functionalized_v2`` nodes of library ops, in order."""
+    nodes = graph.find_nodes(op="call_function", target=auto_functionalized_v2)
+    return [n for n in nodes if isinstance(n.args[0], torch._ops.OpOverload) and n.kwargs.get("_all_bases")]
+
+
+def refusal(node: fx.Node, base: fx.Node, bases: list[fx.Node]) -> str | None:
+    """Why ``node`` may not write into ``base``, or None."""
+    family = alias_family(base)
+    root = next(iter(family))
+    if root is not base and root.op in ("placeholder", "get_attr"):
+        return "it is a view of an input"
+    if root.op == "get_attr":
+        return "it is a constant"
+    if sum(b in family for b in bases) > 1:
+        return "two written arguments share it"
+    reads = [v for k, v in node.kwargs.items() if k != "_all_bases"]
+    if any(a in family for a in pytree.tree_leaves(reads) if isinstance(a, fx.Node)):
+        return "the op also reads it by another argument"
+    later = list(after(node))
+    for reader in later:
+        if any(a in family and not is_target_of_copy(reader, a) for a in reader.all_input_nodes):
+            return f"{reader.name} reads its old value later"
+    if root.op != "placeholder":
+        return None
+    if not any(r.target is COPY and r.args[0] is base for r in later):
+        return "its new value does not end in the input"
+    new = [n for value in new_values(node, bases.index(base)) for n in alias_family(value)]
+    if any(n in new for n in output_of(node.graph).all_input_nodes):
+        return "its new value is returned"
+    return None
+
+
+def alias_family(node: fx.Node) -> dict[fx.Node, None]:
+    """All nodes that may share memory with ``node``, the one that owns the memory first."""
+    root = node
+    while (parent := viewed(root)) is not None:
+        root = parent
+    family = {root: None}
+    for member in family_in_order(root):
+        family[member] = None
+    family[node] = None
+    return family
+
+
+def family_in_order(root: fx.Node) -> Iterator[fx.Node]:
+    """Views of ``root``, views of those, and nodes whose fake value sits in the same storage."""
+    members, storage = {root}, storage_of(root)
+    for node in root.graph.nodes:
+        shares = storage is not None and storage_of(node) == storage
+        if node not in members and (shares or viewed(node) in members):
+            members.add(node)
+            yield node
+
+
+def viewed(node: fx.Node) -> fx.Node | None:
+    """The node whose memory ``node`` is a view of, by its schema; None when it owns its memory."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:  # a part of a multi-output view such as split
+        source = node.args[0]
+        return viewed(source) if isinstance(source.target, torch._ops.OpOverload) else None
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    schema = node.target._schema
+    if not any(r.alias_info for r in schema.returns):
+        return None
+    for argument, value in zip(schema.arguments, node.args):
+        if argument.alias_info and isinstance(value, fx.Node):
+            return value
+    return None
+
+
+def storage_of(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def after(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that run after ``node``, its own results and the output included."""
+    step = node.next
+    while step.op != "root":
+        yield step
+        step = step.next
+
+
+def is_target_of_copy(node: fx.Node, argument: fx.Node) -> bool:
+    """Whether ``argument`` is only written by ``node``."""
+    return node.target is COPY and node.args[0] is argument and node.args[1] is not argument
+
+
+def new_values(node: fx.Node, index: int) -> list[fx.Node]:
+    """The getitems that hold base ``index`` as the op left it."""
+    place = max(1, len(node.args[0]._schema.returns)) + index
+    return [u for u in node.users if u.target is operator.getitem and u.args[1] == place]
+
+
+def output_of(graph: fx.Graph) -> fx.Node:
+    return graph.find_nodes(op="output")[0]
+
+
+def read_base_instead(node: fx.Node, index: int, base: fx.Node) -> None:
+    """Let readers of the new value read ``base``, which now holds it; drop the copy onto itself."""
+    for value in new_values(node, index):
+        value.replace_all_uses_with(base)
+        node.graph.erase_node(value)
+    for copy in [u for u in base.users if u.target is COPY and u.args[:2] == (base, base)]:
+        copy.replace_all_uses_with(base)
+        node.graph.erase_node(copy)
+
+
+def has_list_argument(node: fx.Node) -> bool:
+    names, _ = get_mutable_args(node.args[0])
+    return any(f"_{name}_length" in node.kwargs for name in names)
+
+
+def call_directly(node: fx.Node) -> None:
+    """Replace the functional node by the op itself, on its bases or on the views it was given."""
+    op, graph = node.args[0], node.graph
+    names, _ = get_mutable_args(op)
+    returns = len(op._schema.returns)
+    with graph.inserting_before(node):
+        views = {name: view_of_base(node, name) for name in names}
+        plain = {a.name: node.kwargs[a.name] for a in op._schema.arguments if a.name in node.kwargs}
+        call = graph.call_function(op, (), plain | views)
+        call.meta = {k: v for k, v in node.meta.items() if k not in ("val", "eager_input_vals")}
+        values = node.meta["val"]
+        call.meta["val"] = values[0] if returns <= 1 else tuple(values[:returns])
+    for user in list(node.users):
+        place = user.args[1]
+        if returns <= 1:
+            user.replace_all_uses_with(call)
+        else:
+            with graph.inserting_before(user):
+                part = graph.call_function(operator.getitem, (call, place))
+                part.meta = dict(user.meta)
+            user.replace_all_uses_with(part)
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def view_of_base(node: fx.Node, name: str) -> fx.Node | None:
+    """The written argument ``name``: its base, or the slice or strided view of it that the node describes."""
+    kwargs, graph = node.kwargs, node.graph
+    index = kwargs[f"_{name}_base_index"]
+    if index is None:
+        return None
+    base = kwargs["_all_bases"][index]
+    if f"_{name}_slice_dim" in kwargs:
+        where = [kwargs[f"_{name}_slice_{part}"] for part in ("dim", "start", "end")]
+        return with_value(graph.call_function(torch.ops.aten.slice.Tensor, (base, *where)))
+    if f"_{name}_storage_offset" in kwargs:
+        where = [kwargs[f"_{name}_{part}"] for part in ("size", "stride", "storage_offset")]
+        return with_value(graph.call_function(torch.ops.aten.as_strided.default, (base, *where)))
+    return base
+
+
+def with_value(node: fx.Node) -> fx.Node:
+    """Infer the fake value of a new view."""
+    args = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], node.args)
+    node.meta["val"] = node.target(*args)
+    return node
+
+
+def unsafe_views(graph: fx.Graph) -> list[str]:
+    """Written arguments that are strided views with a data-dependent offset, as ``op(argument)``.
+
+    Inductor 2.13 drops such an offset and writes at the start of the base, without a word.
+    """
+    found = []
+    for node in functional_writes(graph):
+        for name in get_mutable_args(node.args[0])[0]:
+            offset = node.kwargs.get(f"_{name}_storage_offset")
+            value = offset.meta["val"] if isinstance(offset, fx.Node) else offset
+            if isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
+                found.append(f"{node.args[0]}({name})")
+    return found

@@ -1,0 +1,270 @@
+"""A graph as JSON (``k3graph/1``) and as text: the same words in every process, so that it can be compared.
+
+    {"schema": "k3graph/1", "level": "aten", "symbols": {"s0": {"min": 2, "max": null}, "u0": {...}},
+     "nodes": [{"id": 0, "name": "arg0_1", "op": "placeholder", "target": "arg0_1", "args": [], "kwargs": {},
+                "value": {"dtype": "float32", "shape": ["s0", 64], "stride": [64, 1], "offset": 0,
+                          "device": "cpu", "storage": 0},
+                "source": "runtime/model.py:88", "from": ["linear"]}, ...],
+     "edges": [[0, 3], ...]}                                       producer id, consumer id
+
+Symbols are renamed in the order in which they appear (``s77`` becomes ``s0``, ``u12`` becomes ``u0``), storages
+are numbered alike, and no address or set order gets in. A node in an argument is ``{"node": id}``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+SCHEMA = "k3graph/1"
+FRAME = re.compile(r'File "(.+?)", line (\d+), in')
+SHORT = {
+    "float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16",
+    "int64": "i64", "int32": "i32", "uint8": "u8", "bool": "b8",
+}  # fmt: skip
+TORCH = str(Path(torch.__file__).parent)
+
+
+def snapshot(gm: fx.GraphModule, level: str = "aten") -> dict[str, Any]:
+    """The graph of ``gm`` as plain data: str, int, float, bool, None, lists and dicts."""
+    namer = Namer()
+    ids = {node: i for i, node in enumerate(gm.graph.nodes)}
+    nodes = [describe(node, ids, namer) for node in ids]
+    edges = [[ids[source], ids[node]] for node in ids for source in node.all_input_nodes]
+    return {
+        "schema": SCHEMA,
+        "level": level,
+        "symbols": namer.ranges(value_of(node) for node in ids),
+        "nodes": nodes,
+        "edges": edges,
+    }
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """A name for the computation of a snapshot: names, source lines and provenance do not count."""
+    words = {k: v for k, v in data.items() if k not in ("nodes", "level")}
+    words["nodes"] = [
+        {k: v for k, v in n.items() if k not in ("name", "source", "from", "module")}
+        | ({"target": "input"} if n["op"] == "placeholder" else {})
+        for n in data["nodes"]
+    ]
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def text(data: Mapping[str, Any]) -> str:
+    """A snapshot as lines to read and to keep as goldens: ``%mm: f32[s0, 32] = aten.mm.default(%x, %w)``."""
+    names = {n["id"]: f"%{n['name']}" for n in data["nodes"]}
+    lines = []
+    for node in data["nodes"]:
+        kwargs = [f"{k}={spell(v, names)}" for k, v in node["kwargs"].items()]
+        arguments = ", ".join([*(spell(a, names) for a in node["args"]), *kwargs])
+        if node["op"] == "placeholder":
+            lines.append(f"{names[node['id']]}: {shape_text(node['value'])}")
+        elif node["op"] == "output":
+            lines.append(f"return {arguments}")
+        else:
+            head = f"{names[node['id']]}: {shape_text(node['value'])} = {node['target']}({arguments})"
+            lines.append(head + (f"  # {node['source']}" if node["source"] else ""))
+    return "\n".join(lines) + "\n"
+
+
+class Namer:
+    """Gives symbols, storages and node names their names, in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        self.storages: dict[int, int] = {}
+        self.counts: dict[str, int] = {}
+
+    def expression(self, expr: sympy.Expr) -> str:
+        """An expression over the new names, spelled the same way each time."""
+        for symbol in sorted(expr.free_symbols - self.symbols.keys(), key=by_number):
+            kind = symbol.name[0] if re.fullmatch(r"[a-z]+\d+", symbol.name) else "s"
+            number = self.counts.setdefault(kind, 0)
+            self.counts[kind] += 1
+            self.symbols[symbol] = sympy.Symbol(f"{kind}{number}", integer=True)
+        return str(expr.xreplace(self.symbols))
+
+    def storage(self, tensor: torch.Tensor) -> int:
+        key = tensor.untyped_storage()._cdata
+        return self.storages.setdefault(key, len(self.storages))
+
+    def ranges(self, values: Iterator[Any]) -> dict[str, dict[str, int | None]]:
+        """What the compile knows of each named symbol: {name: {"min", "max"}}, None for unbounded."""
+        shape_env = next((e for e in map(shape_env_of, values) if e is not None), None)
+        known = shape_env.var_to_range if shape_env else {}
+        found = {}
+        for symbol, new in self.symbols.items():
+            bounds = known.get(symbol)
+            found[new.name] = {
+                "min": bound(bounds.lower) if bounds else None,
+                "max": bound(bounds.upper) if bounds else None,
+            }
+        return found
+
+    def node(self, name: str) -> str:
+        """A node's name; Dynamo calls the inputs that carry sizes after their symbols."""
+        new = next((v.name for k, v in self.symbols.items() if k.name == name), None)
+        return new or name
+
+
+def describe(node: fx.Node, ids: Mapping[fx.Node, int], namer: Namer) -> dict[str, Any]:
+    """One entry of ``nodes``."""
+    value = encode_value(value_of(node), namer)
+    name = namer.node(node.name)
+    target = name if node.op == "placeholder" else target_name(node.target)
+    return {
+        "id": ids[node],
+        "name": name,
+        "op": node.op,
+        "target": target,
+        "args": [encode(a, ids, namer) for a in node.args],
+        "kwargs": {k: encode(v, ids, namer) for k, v in sorted(node.kwargs.items())},
+        "value": value,
+        "source": source_line(node),
+        "from": provenance(node),
+    }
+
+
+def value_of(node: fx.Node) -> Any:
+    """The fake value of a node: ``val`` below AOTAutograd, ``example_value`` in Dynamo's graph."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def source_line(node: fx.Node) -> str | None:
+    """The innermost line of the user's code behind a node, as ``folder/file.py:line``."""
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    for path, line in reversed(frames):
+        if not path.startswith((TORCH, "<")):
+            return f"{'/'.join(Path(path).parts[-2:])}:{line}"
+    return None
+
+
+def provenance(node: fx.Node) -> list[str]:
+    """Names of the nodes it came from, in the graphs before this one, oldest first."""
+    found: list[str] = []
+    step = node.meta.get("from_node") or []
+    while step:
+        found.append(step[-1].name)
+        step = step[-1].from_node
+    return found[::-1]
+
+
+def encode(value: Any, ids: Mapping[fx.Node, int], namer: Namer) -> Any:
+    """An argument as plain data; what has no plain form becomes ``{"type": ...}``."""
+    if isinstance(value, fx.Node):
+        return {"node": ids[value]}
+    if isinstance(value, (list, tuple)):
+        return [encode(v, ids, namer) for v in value]
+    if isinstance(value, dict):
+        return {str(k): encode(v, ids, namer) for k, v in sorted(value.items(), key=lambda i: str(i[0]))}
+    if isinstance(value, slice):
+        return {"slice": [encode(v, ids, namer) for v in (value.start, value.stop, value.step)]}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return {"sym": namer.expression(value.node.expr)}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        return {"torch": str(value).removeprefix("torch.")}
+    return {"op": target_name(value)} if callable(value) else {"type": type(value).__name__}
+
+
+def encode_value(value: Any, namer: Namer) -> Any:
+    """A node's fake value: a tensor, a size, or a list of them; None where it has none."""
+    if isinstance(value, (list, tuple)):
+        return [encode_value(v, namer) for v in value]
+    if isinstance(value, torch.Tensor):
+        return {
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": [size(s, namer) for s in value.shape],
+            "stride": [size(s, namer) for s in value.stride()],
+            "offset": size(value.storage_offset(), namer),
+            "device": value.device.type,
+            "storage": namer.storage(value),
+        }
+    if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return encode(value, {}, namer)
+    return None
+
+
+def size(value: int | torch.SymInt, namer: Namer) -> int | str:
+    return namer.expression(value.node.expr) if isinstance(value, torch.SymInt) else int(value)
+
+
+def target_name(target: Any) -> str:
+    """``aten.mm.default``, ``operator.getitem``, ``torch.rms_norm``, or a method's name."""
+    if isinstance(target, str):
+        return target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    name = getattr(target, "__name__", type(target).__name__)
+    module = (getattr(target, "__module__", None) or "").removeprefix("torch.")
+    module = "operator" if getattr(operator, name, None) is target else module
+    return f"{module}.{name}" if module else name
+
+
+def shape_env_of(value: Any) -> Any:
+    """The shape environment behind a fake tensor or a symbolic size, or None."""
+    if isinstance(value, torch.SymInt):
+        return value.node.shape_env
+    mode = getattr(value, "fake_mode", None)
+    return getattr(mode, "shape_env", None)
+
+
+def by_number(symbol: sympy.Symbol) -> tuple[str, int]:
+    digits = re.sub(r"\D", "", symbol.name)
+    return re.sub(r"\d", "", symbol.name), int(digits or 0)
+
+
+def bound(value: Any) -> int | None:
+    return int(value) if value.is_Integer and abs(int(value)) < 2**62 else None
+
+
+def spell(value: Any, names: Mapping[int, str]) -> str:
+    """An encoded argument as text."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(spell(v, names) for v in value)}]"
+    if isinstance(value, Mapping):
+        (kind, inner), *rest = value.items() or [("", "")]
+        if kind == "node" and not rest:
+            return names[inner]
+        if kind in ("sym", "op", "torch", "float", "type") and not rest:
+            return str(inner)
+        return "{" + ", ".join(f"{k}: {spell(v, names)}" for k, v in value.items()) + "}"
+    return repr(value)
+
+
+def shape_text(value: Any) -> str:
+    """``f32[s0, 64]``, with the strides where they are not the packed ones."""
+    if isinstance(value, list):
+        return f"({', '.join(shape_text(v) for v in value)})"
+    if not isinstance(value, dict):
+        return "-" if value is None else str(value)
+    if "shape" not in value:
+        return str(next(iter(value.values())))
+    dtype = SHORT.get(value["dtype"], value["dtype"])
+    packed = is_packed(value["shape"], value["stride"])
+    stride = "" if packed else f" stride {value['stride']}".replace("'", "")
+    return f"{dtype}[{', '.join(map(str, value['shape']))}]{stride}"
+
+
+def is_packed(shape: list[int | str], stride: list[int | str]) -> bool:
+    """Whether strides are those of a dense row-major tensor, by their spelling."""
+    expected: sympy.Expr = sympy.Integer(1)
+    for n, step in zip(reversed(shape), reversed(stride)):
+        if sympy.sympify(step) != expected and n != 1:
+            return False
+        expected = expected * sympy.sympify(n)
+    return True
