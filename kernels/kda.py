@@ -17,11 +17,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .conv import positions
-from .kda_chunk import BLOCK_ELEMENTS, CHUNK, SUB, Block, Inputs, blocks, local, sweep
+from .kda_chunk import (
+    BLOCK_ELEMENTS,
+    CHUNK,
+    SUB,
+    Block,
+    Inputs,
+    advance,
+    apply,
+    blocks,
+    borrow,
+    give_back,
+    local,
+    read,
+    sweep,
+)
 from .op import acc, acc_of, op
-
-IN_PLACE_ELEMENTS = 1 << 14  # from this size of a state on, a copy costs more than separate calls
 
 
 @op()
@@ -122,33 +133,19 @@ def whole_rows(
     start: int,
 ) -> None:
     """Rows of several tokens, longest first, in chunks of ``size``."""
-    carried = take(state, slots)
-    for part in blocks(begins, lengths, size, state.shape[1] * state.shape[3], state):
-        o, _ = sweep(local(inputs, part, state.dtype), part.steps, state.shape[1], carried, update=True)
-        scatter(o, part, out, start)
-    give(state, slots, carried)
-
-
-def take(state: Tensor, slots: list[int]) -> Tensor:
-    """The states of ``slots`` as [R * H, V, K]: a view of the pool for one slot, else a copy."""
-    if len(slots) == 1:
-        return state[slots[0]]
-    return state.index_select(0, torch.tensor(slots, device=state.device)).flatten(0, 1)
-
-
-def give(state: Tensor, slots: list[int], carried: Tensor) -> None:
-    """Put what ``take`` copied back."""
-    if len(slots) > 1:
-        for slot, new in zip(slots, carried.unflatten(0, (len(slots), -1))):
-            state[slot].copy_(new)
+    states, heads = borrow(state, slots), state.shape[1]
+    for part in blocks(begins, lengths, size, heads * state.shape[3], state):
+        scatter(sweep(local(inputs, part, state.dtype), part.steps, heads, states), part, out, start)
+    give_back(state, slots, states)
 
 
 def scatter(o: Tensor, block: Block, out: Tensor, start: int) -> None:
     """o [M * H, C, V] to the token rows of the block."""
-    rows = o.unflatten(0, (-1, out.shape[1])).transpose(1, 2).to(out.dtype).flatten(0, 1)  # [M * C, H, V]
+    count, heads, width = len(block.tokens), out.shape[1], out.shape[2]
+    rows = o.view(count, heads, -1, width).transpose(1, 2).to(out.dtype).flatten(0, 1)  # [M * C, H, V]
     tokens = block.tokens.flatten()
-    if block.valid is not None:
-        keep = block.valid.flatten().nonzero().flatten()
+    if block.invalid is not None:
+        keep = (~block.invalid).flatten().nonzero().flatten()
         rows, tokens = rows.index_select(0, keep), tokens.index_select(0, keep)
     out.index_copy_(0, tokens + start, rows)
 
@@ -156,27 +153,25 @@ def scatter(o: Tensor, block: Block, out: Tensor, start: int) -> None:
 def one_step(
     inputs: Inputs, state: Tensor, slots: list[int], tokens: list[int], out: Tensor, start: int
 ) -> None:
-    """One token each. Large states are advanced in their slots, small ones together in a copy."""
-    count, heads = len(slots), state.shape[1]
-    at = torch.tensor(tokens, device=state.device)
-    q, k, v, g, beta = (x.index_select(0, at).to(state.dtype).flatten(0, 1) for x in inputs)  # [R * H, *]
-    decay = g.exp_()
-    reads = torch.stack([k, q], 1) * decay.unsqueeze(1)  # [R * H, 2, K]
-    if state[0].numel() >= IN_PLACE_ELEMENTS:
-        parts = [state[slot] for slot in slots]
+    """One token each, without a chunk."""
+    rows, wide, heads = len(slots), state.dtype, state.shape[1]
+    if rows == 1:
+        picked = [x[tokens[0]].to(wide) for x in inputs]  # [H, *]
     else:
-        parts = [take(state, slots)]
-    split = len(parts[0])
-    seen = torch.empty(count * heads, 2, v.shape[1], dtype=state.dtype, device=state.device)
-    for part, read, into in zip(parts, reads.split(split), seen.split(split)):
-        torch.bmm(read, part.mT, out=into)
-    u = (v - seen[:, 0]).mul_(beta.unsqueeze(1))
+        at = torch.tensor(tokens, device=state.device)
+        picked = [x.index_select(0, at).to(wide).flatten(0, 1) for x in inputs]  # [R * H, *]
+    q, k, v, g, beta = picked
+    decay = g.exp()
+    states = borrow(state, slots)
+    seen = read(states, torch.stack([k, q], 1) * decay.unsqueeze(1))  # [R * H, 2, V]
+    u = (v - seen[:, 0]) * beta.unsqueeze(1)
     o = torch.addcmul(seen[:, 1], u, (k * q).sum(1, keepdim=True))
-    for part, fade, rise, key in zip(parts, decay.split(split), u.split(split), k.split(split)):
-        part.mul_(fade.unsqueeze(1)).addcmul_(rise.unsqueeze(2), key.unsqueeze(1))
-    if len(parts) == 1:
-        give(state, slots, parts[0])
-    out.index_copy_(0, at + start, o.to(out.dtype).unflatten(0, (count, heads)))
+    advance(states, decay, u.unsqueeze(1), k.unsqueeze(1))
+    give_back(state, slots, states)
+    if rows == 1:
+        out[tokens[0] + start] = o
+    else:
+        out.index_copy_(0, at + start, o.to(out.dtype).view(rows, heads, -1))
 
 
 @op(writes=("rec_u", "rec_k", "rec_g"), opaque=True)
@@ -250,17 +245,16 @@ def verify(
     if max(lengths) > rec_u.shape[1]:
         raise ValueError(f"a verify row has {max(lengths)} tokens, the records hold {rec_u.shape[1]}")
     rows = [r for r, n in enumerate(lengths) if n]
-    size = -(-max(lengths) // SUB) * SUB
-    carried = state.index_select(0, slots[torch.tensor(rows)]).flatten(0, 1)
+    size, heads, place = -(-max(lengths) // SUB) * SUB, state.shape[1], slots.tolist()
     part = next(blocks([bounds[r] for r in rows], [lengths[r] for r in rows], size, 1, state))
-    o, u = sweep(local(inputs, part, state.dtype), part.steps, state.shape[1], carried, update=False)
+    o, u = apply(local(inputs, part, state.dtype), borrow(state, [place[r] for r in rows]))
     scatter(o, part, out, start)
-    row, at = positions(bounds)
-    u = u.unflatten(0, (-1, state.shape[1])).transpose(1, 2)  # [R, C, H, V]
-    keep = torch.ones(len(rows), size, dtype=torch.bool) if part.valid is None else part.valid
-    rec_u[slots[row], at] = u[keep].to(rec_u.dtype)
-    rec_k[slots[row], at] = inputs.k[: bounds[-1]].to(rec_k.dtype)
-    rec_g[slots[row], at] = inputs.g[: bounds[-1]].to(rec_g.dtype)
+    u = u.view(len(rows), heads, size, -1).transpose(1, 2)  # [R, C, H, V]
+    for i, r in enumerate(rows):
+        tokens, slot, n = slice(bounds[r], bounds[r + 1]), place[r], lengths[r]
+        rec_u[slot, :n] = u[i, :n]
+        rec_k[slot, :n] = inputs.k[tokens]
+        rec_g[slot, :n] = inputs.g[tokens]
 
 
 @op(writes=("state", "window"), opaque=True)
@@ -285,23 +279,22 @@ def kda_commit(
     low, high = accepted.min().item(), accepted.max().item()
     if low < 0 or high > rec_u.shape[1]:
         raise ValueError(f"accepted must lie in 0..{rec_u.shape[1]} (the recorded rows), got {low}..{high}")
-    if low == 0:
-        live = accepted.nonzero().flatten()
-        slots, accepted = slots[live], accepted[live]
-    if high == 0:
+    live = [(slot, count) for slot, count in zip(slots.tolist(), accepted.tolist()) if count]
+    if not live:
         return
-    kept = torch.arange(high) < accepted.unsqueeze(1)  # [R, J]
-    hide = ~kept[..., None, None]
-    wide = state.dtype
-    g = rec_g[slots, :high].to(wide).masked_fill(hide, 0.0)
-    u, k = (r[slots, :high].to(wide).masked_fill(hide, 0.0) for r in (rec_u, rec_k))
+    places, counts = [slot for slot, _ in live], torch.tensor([count for _, count in live])
+    index = torch.tensor(places)
+    absent = (torch.arange(high) >= counts.unsqueeze(1))[..., None, None]  # [R, J, 1, 1]
+    u, k, g = (r[:, :high].index_select(0, index).to(state.dtype) for r in (rec_u, rec_k, rec_g))
+    u, k, g = (x.masked_fill_(absent, 0.0).transpose(1, 2).flatten(0, 1) for x in (u, k, g))  # [R * H, J, *]
     after = torch.zeros_like(g)
     after[:, :-1] = g[:, 1:].flip(1).cumsum(1).flip(1)
-    added = torch.einsum("rjhv,rjhk->rhvk", u, k * after.exp())
-    state[slots] = state[slots] * g.sum(1).exp().unsqueeze(2) + added
-    strip = torch.cat([window[slots], rec_x[slots].to(window.dtype)], 1)
-    last = accepted.long().unsqueeze(1) + torch.arange(3)
-    window[slots] = strip[torch.arange(len(slots)).unsqueeze(1), last]
+    states = borrow(state, places)
+    advance(states, g.sum(1).exp(), u, k * after.exp_())
+    give_back(state, places, states)
+    for slot, count in live:
+        strip = torch.cat([window[slot], rec_x[slot, :count].to(window.dtype)])
+        window[slot] = strip[-3:]
 
 
 @kda_commit.fake

@@ -26,6 +26,7 @@ from torch import Tensor
 CHUNK = 64
 SUB = 16
 MAX_EXPONENT = 80.0  # 16 steps at the model's bound of -5
+IN_PLACE_ELEMENTS = 1 << 14  # from this size of a state on, a copy costs more than separate calls
 BLOCK_ELEMENTS = 1 << 17  # one key tensor of what is worked on together: it should stay in cache
 FLOOR = {torch.float32: -104.0, torch.float64: -746.0}  # exp is 0 from there on
 
@@ -44,7 +45,7 @@ class Block(NamedTuple):
     """Chunks worked on together, ordered by place in the row and then by row."""
 
     tokens: Tensor  # [M, C] token row of each place; places past the row repeat the chunk's first token
-    valid: Tensor | None  # [M, C] False past the row; None when nothing is
+    invalid: Tensor | None  # [M, C] True past the row; None when nothing is
     steps: list[int]  # how many rows still run, chunk by chunk; they are the first ones
 
 
@@ -87,44 +88,54 @@ def block(
     tokens = begin + place
     if min(left) >= size:
         return Block(tokens, None, steps)
-    valid = place < torch.tensor(left, device=device).unsqueeze(1)
-    return Block(torch.where(valid, tokens, begin), valid, steps)
+    invalid = place >= torch.tensor(left, device=device).unsqueeze(1)
+    return Block(torch.where(invalid, begin, tokens), invalid, steps)
 
 
 def gather(x: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
     """x [T, H, *] -> a view [M, H, n, 16, *] of the block's rows, zero past the rows."""
     count, size = block.tokens.shape
-    picked = x.index_select(0, block.tokens.flatten()).to(dtype)
-    if block.valid is not None:
-        picked.masked_fill_(~block.valid.view(-1, *[1] * (x.dim() - 1)), 0.0)
-    return picked.unflatten(0, (count, size // SUB, SUB)).movedim(3, 1)
+    picked = x.index_select(0, block.tokens.view(-1)).to(dtype)
+    if block.invalid is not None:
+        picked.masked_fill_(block.invalid.view(-1, *[1] * (x.dim() - 1)), 0.0)
+    return picked.view(count, size // SUB, SUB, *x.shape[1:]).movedim(3, 1)
 
 
 def local(inputs: Inputs, block: Block, dtype: torch.dtype) -> Local:
     """All of a block's chunks, before any state is known."""
     q, k, v, g, beta = (gather(x, block, dtype) for x in inputs)
-    both = torch.stack([q, k], 3).flatten(0, 1)  # [B, n, 2, 16, K]
-    g = g.clamp(min=FLOOR[dtype]).flatten(0, 1)  # [B, n, 16, K]
-    return solve(both, v.reshape(-1, v.shape[2] * SUB, v.shape[4]), g, beta.reshape(-1, v.shape[2] * SUB, 1))
+    count, heads, subs, _, width = k.shape
+    both = k.new_empty(count, heads, subs, 2, SUB, width)
+    both[:, :, :, 0] = q
+    both[:, :, :, 1] = k
+    g = torch.clamp(g, min=FLOOR[dtype], out=torch.empty(k.shape, dtype=dtype, device=k.device))
+    batch, size = count * heads, subs * SUB
+    v, beta = v.reshape(batch, size, v.shape[4]), beta.reshape(batch, size, 1)
+    return solve(both.view(batch, subs, 2, SUB, width), v, g.view(batch, subs, SUB, width), beta)
 
 
 def solve(both: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Local:
     """both [B, n, 2, 16, K] (queries, keys), v [B, C, V], g [B, n, 16, K], beta [B, C, 1] -> Local."""
-    width, size = g.shape[3], v.shape[1]
+    batch, subs, _, width = g.shape
+    size = subs * SUB
     decays = torch.matmul(partial_sums(g), g)  # [B, n, 48, K]
     steep = bool((decays[:, :, SUB - 1] < -MAX_EXPONENT).any())
-    inner, outer, middle = decays.exp_().split(SUB, 2)
+    decays.exp_()
+    inner, outer, middle = decays[:, :, :SUB], decays[:, :, SUB : 2 * SUB], decays[:, :, 2 * SUB :]
     step = inner[:, :, -1]  # [B, n, K]
     rows, ends = both * inner.unsqueeze(2), both[:, :, 1] * outer
     near = diagonal_steep(both, g) if steep else diagonal(both, middle)
-    of_both = scores(rows.flatten(2, 3), ends, step, near)  # [B, 2, C, C]
-    before = torch.cat([torch.ones_like(step[:, :1]), step[:, :-1]], 1).cumprod(1)
-    rows *= before[:, :, None, None]
-    right = torch.cat([rows[:, :, 1].reshape(-1, size, width), v], 2).mul_(beta)
-    lower = of_both[:, 1].mul_(beta)
-    solved = forward_substitution(lower, right)
-    reads = torch.cat([rows[:, :, 0].reshape(-1, size, width), solved[..., :width]], 1)
-    return Local(reads, solved[..., width:], of_both[:, 0], ends.flatten(1, 2), step.prod(1))
+    of_both = scores(rows.view(batch, subs, 2 * SUB, width), ends, step, near)  # [B, 2, C, C]
+    if subs > 1:
+        rows[:, 1:] *= step[:, :-1].cumprod(1)[:, :, None, None]
+    right = v.new_empty(batch, size, width + v.shape[2])
+    right[..., :width] = rows[:, :, 1].reshape(batch, size, width)
+    right[..., width:] = v
+    solved = forward_substitution(of_both[:, 1].mul_(beta), right.mul_(beta))
+    reads = v.new_empty(batch, 2 * size, width)
+    reads[:, :size] = rows[:, :, 0].reshape(batch, size, width)
+    reads[:, size:] = solved[..., :width]
+    return Local(reads, solved[..., width:], of_both[:, 0], ends.view(batch, size, width), step.prod(1))
 
 
 def partial_sums(like: Tensor) -> Tensor:
@@ -147,22 +158,23 @@ def scores(rows: Tensor, ends: Tensor, step: Tensor, near: Tensor) -> Tensor:
             ends[:, : i - 1] *= step[:, i - 1, None, None]
         if i:
             far = torch.bmm(rows[:, i], ends[:, :i].flatten(1, 2).mT)
-            result[:, :, part, : i * SUB] = far.unflatten(1, (2, SUB))
-    ends[:, :-1] *= step[:, -1, None, None]
+            result[:, :, part, : i * SUB] = far.view(batch, 2, SUB, i * SUB)
+    if subs > 1:
+        ends[:, :-1] *= step[:, -1, None, None]
     return result
 
 
-def visible(like: Tensor) -> Tensor:
-    """[2, 16, 16]: a query sees keys up to its own, a key sees those before it."""
-    up_to = torch.ones(SUB, SUB, dtype=torch.bool, device=like.device).tril()
-    return torch.stack([up_to, up_to.tril(-1)])
+def hidden(like: Tensor) -> Tensor:
+    """[2, 16, 16]: a query does not see later keys, a key neither those nor itself."""
+    after = torch.ones(SUB, SUB, dtype=torch.bool, device=like.device).triu(1)
+    return torch.stack([after, after | after.new_ones(SUB).diag()])
 
 
 def diagonal(both: Tensor, middle: Tensor) -> Tensor:
     """The sub-chunks against themselves, [B, n, 2, 16, 16], by factors about the middle row."""
     rows = (both * middle.unsqueeze(2)).flatten(2, 3)
-    product = torch.matmul(rows, (both[:, :, 1] / middle).mT).unflatten(2, (2, SUB))
-    return product.masked_fill_(~visible(both), 0.0)
+    product = torch.matmul(rows, (both[:, :, 1] / middle).mT)
+    return product.view(*both.shape[:4], SUB).masked_fill_(hidden(both), 0.0)
 
 
 def diagonal_steep(both: Tensor, g: Tensor) -> Tensor:
@@ -172,18 +184,19 @@ def diagonal_steep(both: Tensor, g: Tensor) -> Tensor:
     for i in range(g.shape[1]):  # one sub-chunk at a time: [B, 16, 16, K] is large
         pairs = torch.where(later, g[:, i, :, None], 0.0).cumsum(1).exp() * both[:, i, 1, None]
         parts.append(torch.einsum("bxik,bijk->bxij", both[:, i], pairs))
-    return torch.stack(parts, 1).masked_fill_(~visible(both), 0.0)
+    return torch.stack(parts, 1).masked_fill_(hidden(both), 0.0)
 
 
 def forward_substitution(lower: Tensor, right: Tensor) -> Tensor:
     """(I + lower)^-1 right for strictly lower [B, C, C] and right [B, C, N], by sub-chunks."""
     size = lower.shape[1]
-    grid = lower.unflatten(1, (-1, SUB)).unflatten(3, (-1, SUB))
+    subs = size // SUB
+    grid = lower.view(-1, subs, SUB, subs, SUB)
     corner = grid.diagonal(dim1=1, dim2=3).movedim(-1, 1)  # [B, n, 16, 16]
     unit = torch.eye(SUB, dtype=lower.dtype, device=lower.device).expand_as(corner)
     inverse = torch.linalg.solve_triangular(corner, unit, upper=False, unitriangular=True)
     out = torch.empty_like(right)
-    for i in range(size // SUB):
+    for i in range(subs):
         part, done = slice(i * SUB, (i + 1) * SUB), slice(0, i * SUB)
         rest = right[:, part]
         if i:
@@ -192,20 +205,61 @@ def forward_substitution(lower: Tensor, right: Tensor) -> Tensor:
     return out
 
 
-def sweep(local: Local, steps: list[int], heads: int, state: Tensor, update: bool) -> tuple[Tensor, Tensor]:
-    """Carry ``state`` [R * H, V, K] through the block in place -> o and corrections U, both [B, C, V].
-
-    Without ``update`` the state is only read; then a row must have a single chunk.
-    """
-    out, used = torch.empty_like(local.corrections), torch.empty_like(local.corrections)
-    size, begin = out.shape[1], 0
+def sweep(local: Local, steps: list[int], heads: int, states: list[Tensor]) -> Tensor:
+    """Carry the states of the rows through the block in place -> o [B, C, V]."""
+    out = torch.empty_like(local.corrections)
+    begin = 0
     for rows in steps:
         part = slice(begin, begin + rows * heads)
-        here = state[: rows * heads]
-        seen = torch.bmm(local.reads[part], here.mT)  # [B, 2C, V]
-        u = torch.sub(local.corrections[part], seen[:, size:], out=used[part])
-        torch.baddbmm(seen[:, :size], local.weights[part], u, out=out[part])
-        if update:
-            here.mul_(local.decay[part].unsqueeze(1)).baddbmm_(u.mT, local.keys[part])
+        here = states[:rows] if len(states) > 1 else [states[0][: rows * heads]]
+        o, u = apply(Local(*(x[part] for x in local)), here)
+        out[part] = o
+        advance(here, local.decay[part], u, local.keys[part])
         begin = part.stop
-    return out, used
+    return out
+
+
+def apply(local: Local, states: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """One chunk of every row, its state read: o and the corrections U, both [B, C, V]."""
+    size = local.corrections.shape[1]
+    seen = read(states, local.reads)  # [B, 2C, V]
+    u = local.corrections - seen[:, size:]
+    return torch.baddbmm(seen[:, :size], local.weights, u), u
+
+
+def borrow(state: Tensor, slots: list[int]) -> list[Tensor]:
+    """States of ``slots``: large ones as views of the pool [H, V, K] each, small ones as one copy [R * H, V, K]."""
+    if len(slots) == 1 or state[0].numel() >= IN_PLACE_ELEMENTS:
+        return [state[slot] for slot in slots]
+    return [state.index_select(0, torch.tensor(slots, device=state.device)).flatten(0, 1)]
+
+
+def give_back(state: Tensor, slots: list[int], states: list[Tensor]) -> None:
+    """Write what ``borrow`` copied; views have been changed where they are."""
+    if len(states) < len(slots):
+        index = torch.tensor(slots, device=state.device)
+        state.index_copy_(0, index, states[0].view(len(slots), *state.shape[1:]))
+
+
+def read(states: list[Tensor], keys: Tensor) -> Tensor:
+    """keys [B, N, K] against the states -> [B, N, V]."""
+    if len(states) == 1:
+        return torch.bmm(keys, states[0].mT)
+    out = keys.new_empty(*keys.shape[:2], states[0].shape[1])
+    split = len(states[0])
+    for i, s in enumerate(states):
+        part = slice(i * split, (i + 1) * split)
+        torch.bmm(keys[part], s.mT, out=out[part])
+    return out
+
+
+def advance(states: list[Tensor], decay: Tensor, u: Tensor, keys: Tensor) -> None:
+    """S <- S decay + u^T keys, in place; decay [B, K], u [B, N, V], keys [B, N, K]."""
+    split = len(states[0])
+    for i, s in enumerate(states):
+        part = slice(i * split, (i + 1) * split)
+        s.mul_(decay[part].unsqueeze(1))
+        if u.shape[1] == 1:
+            s.addcmul_(u[part].mT, keys[part])
+        else:
+            s.baddbmm_(u[part].mT, keys[part])
