@@ -47,30 +47,32 @@ def _(x, gate_w, bias, top_k, scale, renormalize):
 
 
 def each_expert(z: Tensor, ids: Tensor, num_experts: int, one: Callable[[int, Tensor], Tensor]) -> tuple:
-    """Run ``one(expert, its rows)`` for every expert present; rows come back grouped by expert."""
+    """Run ``one(expert, its rows)`` for every expert present; rows come back grouped by expert, then holes."""
     tokens, top_k = ids.shape
-    flat = ids.flatten()
-    rows = z.new_zeros(tokens * top_k, z.shape[1])
-    if flat.numel() == 0:
-        return rows, ids.to(torch.int32)
-    keyed, order = torch.sort(torch.where(flat < 0, num_experts, flat), stable=True)
-    experts, counts = torch.unique_consecutive(keyed, return_counts=True)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order))
-    idx = torch.where(flat < 0, -1, place).to(torch.int32).view(tokens, top_k)
-    source = z[order // top_k]
+    keys, order = torch.sort(torch.where(ids < 0, num_experts, ids).view(-1), stable=True)
+    counts = torch.bincount(keys, minlength=num_experts + 1).tolist()
+    assert len(counts) == num_experts + 1, f"expert {len(counts) - 1} of {num_experts}"
+    holes = counts.pop()
+    here = tokens * top_k - holes
+    place = torch.empty_like(order, dtype=torch.int32)
+    place[order] = torch.arange(tokens * top_k, dtype=torch.int32, device=z.device)
+    idx = place.view(tokens, top_k)
+    if holes:
+        idx = idx.masked_fill(idx >= here, -1)
+    rows = z.new_empty(tokens * top_k, z.shape[1])
+    rows[here:] = 0.0
+    source = z.index_select(0, order // top_k)
     begin = 0
-    for expert, count in zip(experts.tolist(), counts.tolist()):
-        if expert == num_experts and (flat < 0).any():
-            continue
-        assert expert < num_experts, f"expert {expert} of {num_experts}"
-        rows[begin : begin + count] = one(expert, source[begin : begin + count])
-        begin += count
+    for expert, count in enumerate(counts):
+        if count:
+            end = begin + count
+            rows[begin:end] = one(expert, source[begin:end])
+            begin = end
     return rows, idx
 
 
 def mlp(z: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, beta: float, linear_beta: float) -> Tensor:
-    """One expert: w2 situ(w1 z, w3 z), sums in acc, the inner activation and the result rounded to z's dtype."""
+    """One expert, w2 situ(w1 z, w3 z): sums in acc; the inner activation and the result have z's dtype."""
     wide = acc_of(z)
     inner = situ_wide(F.linear(wide, w1), F.linear(wide, w3), beta, linear_beta).to(z.dtype)
     return F.linear(acc_of(inner), w2).to(z.dtype)

@@ -7,52 +7,54 @@ scale byte s        2^(s - 127)  E8M0; 0 is 2^-127, 255 is infinity (refused at 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 GROUP = 32
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_PAIRS: dict[torch.dtype, Tensor] = {}
-_SCALES: dict[torch.dtype, Tensor] = {}
+WORD = {2: torch.int32, 4: torch.int64, 8: torch.complex128}  # a pair of values seen as one element
 
 
-def byte_pairs(dtype: torch.dtype) -> Tensor:
-    """[256, 2]: the two values of every byte."""
-    if dtype not in _PAIRS:
-        codes = torch.tensor(E2M1, dtype=dtype)
-        byte = torch.arange(256)
-        _PAIRS[dtype] = torch.stack([codes[byte & 15], codes[byte >> 4]], 1)
-    return _PAIRS[dtype]
+class Tables(NamedTuple):
+    """What a byte means."""
+
+    pairs: Tensor  # [256] two values, one element of WORD
+    scales: Tensor  # [256] 2^(byte - 127)
 
 
-def byte_scales(dtype: torch.dtype) -> Tensor:
-    """[256]: the power of two of every scale byte."""
-    if dtype not in _SCALES:
-        values = [2.0 ** (byte - 127) for byte in range(255)] + [float("inf")]
-        _SCALES[dtype] = torch.tensor(values, dtype=dtype)
-    return _SCALES[dtype]
+_TABLES: dict[tuple[torch.dtype, torch.device], Tables] = {}
 
 
-def scale_values(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """2^(byte - 127) for scale bytes (uint8, or float8_e8m0fnu seen as bytes)."""
-    return byte_scales(dtype)[scale.view(torch.uint8).to(torch.int32)]
+def tables(dtype: torch.dtype, device: torch.device) -> Tables:
+    """The tables of values of ``dtype`` (2, 4 or 8 bytes), made once for a device."""
+    if (dtype, device) not in _TABLES:
+        codes = torch.tensor(E2M1, dtype=dtype, device=device)
+        byte = torch.arange(256, device=device)
+        pairs = torch.stack([codes[byte & 15], codes[byte >> 4]], 1).view(WORD[dtype.itemsize]).view(256)
+        scales = [2.0 ** (b - 127) for b in range(255)] + [float("inf")]
+        _TABLES[dtype, device] = Tables(pairs, torch.tensor(scales, dtype=dtype, device=device))
+    return _TABLES[dtype, device]
 
 
 def unpack(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """packed uint8 [..., n/2], scale uint8 [..., n/32] -> [..., n] in ``dtype``.
+    """packed uint8 [..., n/2], scale uint8 (or float8_e8m0fnu) [..., n/32] -> [..., n] in ``dtype``.
 
-    Raises ValueError when the two shapes do not belong together.
+    Raises ValueError when the two do not belong together.
     """
     check_shapes(packed, scale)
-    values = byte_pairs(dtype)[packed.to(torch.int32)].flatten(-2)
-    grouped = values.unflatten(-1, (scale.shape[-1], GROUP))
-    return (grouped * scale_values(scale, dtype).unsqueeze(-1)).flatten(-2)
+    table = tables(dtype, packed.device)
+    pairs = table.pairs.index_select(0, packed.reshape(-1).to(torch.int32)).view(dtype)
+    factor = table.scales.index_select(0, scale.view(torch.uint8).reshape(-1).to(torch.int32))
+    pairs.view(-1, GROUP).mul_(factor.unsqueeze(1))
+    return pairs.view(*packed.shape[:-1], packed.shape[-1] * 2)
 
 
 def check_shapes(packed: Tensor, scale: Tensor) -> None:
     """Refuse anything that is not 16 bytes for each scale."""
-    if packed.dtype != torch.uint8:
-        raise ValueError(f"MXFP4 codes must be uint8, two to a byte, and not {packed.dtype}")
+    if packed.dtype != torch.uint8 or scale.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+        raise ValueError(f"MXFP4 codes and scales must be uint8, got {packed.dtype} and {scale.dtype}")
     if packed.shape[:-1] != scale.shape[:-1] or packed.shape[-1] * 2 != scale.shape[-1] * GROUP:
         raise ValueError(
             f"MXFP4 codes {tuple(packed.shape)} need one scale for {GROUP} columns along the last dimension, "
