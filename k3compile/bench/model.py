@@ -1,0 +1,251 @@
+"""How fast a model prefills and decodes here: eager, plain Inductor and k3, in one run, beside the machine's limits.
+
+    prefill    one request, ``prompt`` tokens in one pass          tokens/s, share of the matmul rate
+    decode     one request, one token a pass                       tokens/s, share of the read bandwidth
+    TTFT       the same prefill with its logits and the argmax     ms
+    host       a pass of one token on tiny widths, by layer kind   µs a layer, arithmetic negligible
+    peak       resident memory of the process while the mode ran   MB
+
+All modes share weights and pools; rounds take turns, so a disturbance meets each of them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..forward import compile_forward, null_step
+from ..options import CompileOptions
+from ..runtime.checkpoint import make_checkpoint
+from ..runtime.model import UNBACKED_SOURCES, DecoderLayer, Model
+from ..runtime.step import Step
+from ..runtime.weights import load_model
+from .limits import MachineLimits, Sample, interleaved, measure, seconds
+from .memory import peak_since
+
+MODES = ("eager", "inductor", "k3")
+PAGE = 64
+SLOT = 1  # slot 0 and page 0 belong to nobody
+Layer = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """One mode of one model. Samples are seconds a pass."""
+
+    mode: str
+    prefill: Sample
+    ttft: Sample
+    decode: Sample
+    host_per_layer: float  # seconds
+    peak_bytes: int
+    compile_seconds: float
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """All modes of one model, with what its passes must read and compute."""
+
+    name: str
+    layers: int
+    prompt: int
+    decode_bytes: int  # weights one decode token touches, as they are resident
+    prefill_flops: int  # multiply-adds of the weight matrices over the prompt, times 2
+    modes: list[ModeResult] = field(default_factory=list)
+
+
+def bench(
+    presets: Sequence[str],
+    modes: Sequence[str] = MODES,
+    prompt: int = 512,
+    decode: int = 16,
+    rounds: int = 5,
+) -> tuple[MachineLimits, list[ModelResult]]:
+    """Measure every preset (or checkpoint directory) in every mode.
+
+    prompt: tokens of the prefill. decode: tokens of one decode round, reported a pass. Raises ValueError for
+    an unknown mode or a prompt without tokens.
+    """
+    unknown = sorted(set(modes) - set(MODES))
+    if unknown or prompt < 1 or decode < 1 or rounds < 1:
+        raise ValueError(
+            f"modes are {', '.join(MODES)} (unknown: {unknown}); prompt, decode and rounds are at least 1"
+        )
+    limits = measure(side=8192)
+    host = host_by_kind(modes)
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for preset in presets:
+            directory = Path(preset)
+            if not directory.is_dir():
+                directory = Path(folder) / preset
+                make_checkpoint(directory, preset, seed=0)
+            results.append(bench_one(preset, load_model(directory), modes, prompt, decode, rounds, host))
+    return limits, results
+
+
+@torch.inference_mode()
+def bench_one(
+    name: str,
+    model: Model,
+    modes: Sequence[str],
+    prompt: int,
+    decode: int,
+    rounds: int,
+    host: dict[str, dict[object, float]],
+) -> ModelResult:
+    """One loaded model."""
+    pages = -(-(prompt + decode) // PAGE)
+    pools = model.make_pools(SLOT + 1, pages + 1, PAGE)
+    passes, compiling, peaks = {}, {}, {}
+    for mode in modes:
+        with peak_since() as peak:
+            layer, compiling[mode] = layer_of(mode, model, pools)
+            passes[mode] = Passes(model, pools, layer, prompt, pages)
+            passes[mode].prefill()
+            passes[mode].decode(1)
+        peaks[mode] = peak.bytes
+    prefill = interleaved({m: p.prefill for m, p in passes.items()}, rounds)
+    ttft = interleaved({m: p.first_token for m, p in passes.items()}, rounds)
+    decoded = interleaved({m: (lambda p=p: p.decode(decode)) for m, p in passes.items()}, rounds)
+    kinds = [model.config.kind(i) for i in range(len(model.layers))]
+    found = [
+        ModeResult(
+            mode=mode,
+            prefill=prefill[mode],
+            ttft=ttft[mode],
+            decode=Sample(tuple(value / decode for value in decoded[mode].values)),
+            host_per_layer=sum(host[mode][kind] for kind in kinds) / len(kinds),
+            peak_bytes=peaks[mode],
+            compile_seconds=compiling[mode],
+        )
+        for mode in modes
+    ]
+    return ModelResult(name, len(kinds), prompt, touched_bytes(model), matmul_flops(model, prompt), found)
+
+
+def layer_of(mode: str, model: Model, pools: Sequence) -> tuple[Layer, float]:
+    """What runs a layer in ``mode``, warmed up, and how long that took in seconds."""
+    if mode == "eager":
+        return DecoderLayer.forward, 0.0
+    if mode == "k3":
+        forward = compile_forward(model, pools, CompileOptions())
+        return forward.layer, forward.seconds
+    layer = torch.compile(
+        DecoderLayer.forward, backend="inductor", fullgraph=True, dynamic=None, isolate_recompiles=True
+    )
+
+    def warm_up() -> None:
+        with torch.compiler.config.patch(unbacked_sources=UNBACKED_SOURCES):
+            model(null_step(model.place.device), pools, layer=layer)
+
+    return layer, seconds(warm_up)
+
+
+class Passes:
+    """The passes of one request over a model, run again and again from a cleared state."""
+
+    def __init__(self, model: Model, pools: Sequence, layer: Layer, prompt: int, pages: int) -> None:
+        self.model, self.pools, self.layer, self.prompt = model, pools, layer, prompt
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(0, 256, (prompt,), generator=generator)
+        self.table = torch.arange(1, pages + 1).view(1, -1)
+
+    def run(self, tokens: Tensor, seen: int) -> Tensor:
+        """Hidden states of ``tokens`` after ``seen`` others."""
+        count = len(tokens)
+        empty = null_step(self.model.place.device)
+        step: Step = empty._replace(
+            tokens=tokens,
+            spans=torch.tensor([0, count, 0] if count == 1 else [0, 0, count]),
+            cu_other=torch.tensor([0, count]),
+            slots=torch.tensor([SLOT]),
+            seen=torch.tensor([seen]),
+            pages=self.table,
+        )
+        return self.model(step, self.pools, layer=self.layer)[0]
+
+    def clear(self) -> None:
+        """A request starts from a zero state."""
+        for pool in self.pools:
+            if hasattr(pool, "state"):
+                pool.state[SLOT].zero_()
+                pool.window[SLOT].zero_()
+
+    @torch.inference_mode()
+    def prefill(self) -> Tensor:
+        """The whole prompt in one pass."""
+        self.clear()
+        return self.run(self.tokens, 0)
+
+    @torch.inference_mode()
+    def first_token(self) -> Tensor:
+        """The prompt, then the token that answers it."""
+        return self.model.logits(self.prefill()[-1:]).argmax(-1)
+
+    @torch.inference_mode()
+    def decode(self, count: int) -> Tensor:
+        """``count`` tokens, each from the one before, after the prompt."""
+        token = self.tokens[:1]
+        for i in range(count):
+            token = self.model.logits(self.run(token, self.prompt + i)).argmax(-1)
+        return token
+
+
+def host_by_kind(modes: Sequence[str], rounds: int = 30) -> dict[str, dict[object, float]]:
+    """Seconds of one call of a layer at one token, by mode and layer kind, on the widths of ``tiny``."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(Path(folder) / "tiny", "tiny", seed=0)
+        model = load_model(Path(folder) / "tiny")
+    pools = model.make_pools(SLOT + 1, 2, PAGE)
+    found = {}
+    for mode in modes:
+        layer, _ = layer_of(mode, model, pools)
+        times: dict[object, list[float]] = {}
+
+        def timed(block: DecoderLayer, *args: object, layer: Layer = layer, times: dict = times) -> Tensor:
+            result = []
+            kind = model.config.kind(index_of[id(block)])
+            times.setdefault(kind, []).append(seconds(lambda: result.append(layer(block, *args))))
+            return result[0]
+
+        index_of = {id(block): i for i, block in enumerate(model.layers)}
+        with torch.inference_mode():
+            for _ in range(rounds):
+                model(null_step(model.place.device), pools, layer=timed)
+        found[mode] = {kind: Sample(tuple(values)).median for kind, values in times.items()}
+    return found
+
+
+def touched_bytes(model: Model) -> int:
+    """Bytes of the weights that one decode token reads: all, less the experts it does not choose.
+
+    The embedding counts one row.
+    """
+    total = 0
+    for name, parameter in model.named_parameters():
+        size = parameter.numel() * parameter.element_size()
+        if ".experts." in name:
+            size = size * model.config.num_experts_per_token // model.config.num_experts
+        elif name == "embed_tokens" and model.lm_head is not None:
+            size = parameter[0].numel() * parameter.element_size()
+        total += size
+    return total
+
+
+def matmul_flops(model: Model, tokens: int) -> int:
+    """2 x weights x tokens over the matrices of the layers; attention and recurrence are not counted."""
+    total = 0
+    for name, parameter in model.layers.named_parameters():
+        if parameter.dim() < 2 or name.endswith(("_scale", "conv_weight")):
+            continue
+        count = parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)
+        if ".experts." in name:
+            count = count * model.config.num_experts_per_token // model.config.num_experts
+        total += count
+    return 2 * total * tokens
