@@ -1,7 +1,7 @@
 """What a pass says about a graph: proofs, remarks, results, and the runner's record of a run.
 
-Every candidate site ends in exactly one remark. A remark is data, so it is stored beside the compile cache and
-read back when no pass runs.
+Every candidate site ends in exactly one remark. A remark is data, so it is stored beside the compile cache
+and read back when no pass runs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Kind = Literal["applied", "missed", "note"]
 class Proof:
     """One obligation and what discharged it.
 
-    how: ``construction`` (it follows from the nodes that built the value), ``static`` (integers, or sizes Dynamo
-    guards), ``torch._check`` (a fact about a data-dependent size, asserted at run time), ``annotation``.
-    expression: the obligation over the graph's own symbols, for instance ``u0 <= s77``.
+    how: ``construction`` (it follows from the nodes that built the value), ``static`` (integers, or sizes
+    Dynamo guards), ``torch._check`` (a fact about a data-dependent size, asserted at run time),
+    ``annotation``. expression: the obligation over the graph's own symbols, for instance ``u0 <= s77``.
     """
 
     obligation: str
@@ -33,8 +33,8 @@ class Remark:
     """What happened at one site, and why.
 
     node and op name the site in the graph the pass was given. reason is the stable sentence tests compare,
-    detail the rest. source is ``file:line`` of the user's code. expected is what the rewrite should change, by
-    quantity (``launches``, ``bytes``): an int or a symbolic expression.
+    detail the rest. source is ``file:line`` of the user's code. expected is what the rewrite should change,
+    by quantity (``launches``, ``bytes``): an int or a symbolic expression.
     """
 
     pass_name: str

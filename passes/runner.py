@@ -1,7 +1,7 @@
 """Runs passes over one graph and owns everything that is not a pass's idea.
 
-    for each pass:  skip if disabled -> snapshot -> run -> clean up -> infer meta -> lint -> verify -> snapshot, record
-                                                     \\________ an error: raise, or put the graph back ________/
+    for each pass:   skip if disabled -> run -> clean up -> lint -> verify -> record, show before and after
+                                         \\________ an error: raise, or put the graph back ________/
 
 A pass is a value with a name, a level, what it keeps, and ``run(gm, ctx) -> PassResult``. It asks
 ``ctx.may_rewrite`` before each rewrite, so that fuel and the bisector can stop between any two of them.
@@ -12,13 +12,15 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from k3compile.passes.graph import fake_mode_of, infer, remove_dead
+from k3compile.passes.prover import Prover
+from k3compile.passes.remarks import PassRecord, PassResult, Remark
+from k3compile.passes.static_check import Signature, differences, unfounded
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-from k3compile.passes.remarks import PassRecord, PassResult, Remark
 
 Level = Literal["dynamo", "aten"]
 Keeps = Literal["exact", "numeric"]
@@ -29,7 +31,7 @@ class PassError(RuntimeError):
 
 
 class Pass(Protocol):
-    """Anything with these four; ``keeps`` is exact (bit-equal under eager) or numeric (equal up to rounding)."""
+    """Anything with these four. ``keeps``: exact is bit-equal under eager, numeric equal up to rounding."""
 
     name: str
     level: Level
@@ -58,11 +60,11 @@ class Fuel:
 class Context:
     """What passes and runner are given for one graph: plain values and services.
 
-    disabled: names of passes not to run. fuel: see :class:`Fuel`. veto(name): True forbids the next rewrite of
-    that pass (the bisector's hook). verify: ``static`` re-checks every pass. on_error: ``raise`` a PassError or
-    ``fallback`` to the graph as it was before the pass. fake_mode: found on the graph's values when None.
-    clone_graph: copies a graph with all that its level keeps on nodes. snapshot(gm) is called before and after
-    each pass when on_pass is set, which then gets (name, before, after, seconds).
+    disabled: names of passes not to run. fuel: see :class:`Fuel`. veto(name): True forbids the next rewrite
+    of that pass (the bisector's hook). verify: ``static`` re-checks every pass. on_error: ``raise`` a
+    PassError or ``fallback`` to the graph as it was before the pass. fake_mode: found on the graph's values
+    when None. clone_graph: copies a graph with all that its level keeps on nodes. snapshot(gm) is called
+    before and after each pass when on_pass is set, which then gets (name, before, after, seconds).
     """
 
     level: Level
@@ -72,6 +74,7 @@ class Context:
     verify: Literal["off", "static"] = "off"
     on_error: Literal["raise", "fallback"] = "raise"
     fake_mode: FakeTensorMode | None = None
+    prover: Prover | None = None
     clone_graph: Callable[[fx.Graph], fx.Graph] = copy.deepcopy
     snapshot: Callable[[fx.GraphModule], Any] = lambda gm: None
     on_pass: Callable[[str, Any, Any, float], None] | None = None
@@ -82,18 +85,64 @@ class Context:
 
 
 def run_passes(gm: fx.GraphModule, passes: Sequence[Pass], ctx: Context) -> list[PassRecord]:
-    """Run ``passes`` in order over ``gm``, in place; one record each. Raises PassError when on_error is raise."""
+    """Run ``passes`` in order over ``gm``, in place; one record each.
+
+    Raises PassError, naming the pass, when one fails and ``ctx.on_error`` is ``raise``.
+    """
     assert all(p.level == ctx.level for p in passes), "a pass list holds one level"
-    records = []
-    for one in passes:
-        started, before = time.perf_counter(), len(gm.graph.nodes)
-        if one.name in ctx.disabled:
-            note = Remark(one.name, "note", "", "", "disabled by name")
-            records.append(PassRecord(one.name, 0.0, False, (note,), before, before))
-            continue
-        result = one.run(gm, ctx)
-        seconds = time.perf_counter() - started
-        records.append(
-            PassRecord(one.name, seconds, result.changed, result.remarks, before, len(gm.graph.nodes))
-        )
-    return records
+    mode = ctx.fake_mode or fake_mode_of(gm.graph)
+    prover = ctx.prover or Prover(mode.shape_env if mode is not None else None)
+    ctx = replace(ctx, fake_mode=mode, prover=prover)
+    return [skipped(gm, one) if one.name in ctx.disabled else run_one(gm, one, ctx) for one in passes]
+
+
+def skipped(gm: fx.GraphModule, one: Pass) -> PassRecord:
+    count = len(gm.graph.nodes)
+    return PassRecord(
+        one.name, 0.0, False, (Remark(one.name, "note", "", "", "disabled by name"),), count, count
+    )
+
+
+def run_one(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassRecord:
+    """Run one pass with everything around it."""
+    count = len(gm.graph.nodes)
+    before = ctx.snapshot(gm) if ctx.on_pass else None
+    pristine = ctx.clone_graph(gm.graph) if ctx.on_error == "fallback" else None
+    started = time.perf_counter()
+    try:
+        result = checked(gm, one, ctx)
+    except Exception as error:  # whatever a pass does wrong, the user's program still has to run
+        if pristine is None:
+            raise PassError(f"pass {one.name} failed: {error}") from error
+        gm.graph = pristine
+        reason = f"failed and was undone: {type(error).__name__}: {error}"
+        result = PassResult(False, (Remark(one.name, "note", "", "", reason),))
+    gm.recompile()
+    seconds = time.perf_counter() - started
+    if ctx.on_pass:
+        ctx.on_pass(one.name, before, ctx.snapshot(gm), seconds)
+    return PassRecord(one.name, seconds, result.changed, result.remarks, count, len(gm.graph.nodes))
+
+
+def checked(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassResult:
+    """Run the pass, clean up behind it, and hold it to what it may not change."""
+    expected = Signature.of(gm.graph) if ctx.verify == "static" else None
+    result = one.run(gm, ctx)
+    if result.changed:
+        remove_dead(gm.graph)
+        fill_values(gm.graph, ctx)
+    gm.graph.lint()
+    if expected is not None:
+        problems = differences(expected, gm.graph, ctx.fake_mode, ctx.prover)
+        problems += unfounded(result.remarks, ctx.prover)
+        problems += [] if result.changed or not expected.touched(gm.graph) else ["it says it changed nothing"]
+        if problems:
+            raise PassError("; ".join(problems))
+    return result
+
+
+def fill_values(graph: fx.Graph, ctx: Context) -> None:
+    """Give new nodes the value they lack. A Dynamo graph's nodes may lack one; ATen's may not."""
+    for node in graph.nodes:
+        if node.op == "call_function" and not node.meta.keys() & {"val", "example_value"}:
+            node.meta["val" if ctx.level == "aten" else "example_value"] = infer(node, ctx.fake_mode)

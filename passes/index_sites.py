@@ -1,0 +1,76 @@
+"""Finds the places of a graph that read or write rows by an index tensor, in every spelling ATen has for it.
+
+gather     index_select(x, d, i)       index.Tensor(x, [None, i])            -> rows of x
+scatter    index_copy(x, d, i, y)      index_put(x, [None, i], y)            -> x with rows replaced by y
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from k3compile.passes.graph import arguments, tensor
+from torch import fx
+
+aten = torch.ops.aten
+NAMED = {aten.index_select.default, aten.index_copy.default}
+FANCY = {aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten._unsafe_index_put.default}
+IN_PLACE = {aten.index_copy_.default, aten.index_put_.default}
+MASKS = (torch.bool, torch.uint8)
+
+
+class IndexSite(NamedTuple):
+    """One gather (source is None) or scatter along ``dim`` of ``base``; problem is why it is no candidate."""
+
+    node: fx.Node
+    base: fx.Node
+    dim: int
+    index: fx.Node | None
+    source: fx.Node | None
+    problem: str | None
+
+    @property
+    def is_gather(self) -> bool:
+        """Whether rows are read, not written."""
+        return self.source is None
+
+
+def site_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """The node of every site, in graph order; each must end in one remark."""
+    return [n for n in graph.nodes if n.op == "call_function" and n.target in NAMED | FANCY | IN_PLACE]
+
+
+def site_of(node: fx.Node) -> IndexSite:
+    """The site at ``node`` as its arguments are now."""
+    return named_site(node) if "dim" in arguments(node) else fancy_site(node)
+
+
+def named_site(node: fx.Node) -> IndexSite:
+    named = arguments(node)
+    base, source = named["self"], named.get("source")
+    rank = tensor(base).dim()
+    problem = in_place(node) or ("the tensor has no dimensions" if rank == 0 else None)
+    return IndexSite(node, base, named["dim"] % max(rank, 1), named["index"], source, problem)
+
+
+def fancy_site(node: fx.Node) -> IndexSite:
+    named = arguments(node)
+    indices = [(dim, one) for dim, one in enumerate(named["indices"]) if one is not None]
+    problem = in_place(node) or index_problem([one for _, one in indices])
+    if problem is None and named.get("accumulate"):
+        problem = "it accumulates"
+    dim, index = indices[0] if indices else (0, None)
+    return IndexSite(node, named["self"], dim, index, named.get("values"), problem)
+
+
+def in_place(node: fx.Node) -> str | None:
+    return "it writes in place: the graph is not functional" if node.target in IN_PLACE else None
+
+
+def index_problem(indices: list[fx.Node]) -> str | None:
+    if len(indices) != 1:
+        return f"{len(indices)} dimensions are indexed at once"
+    found = tensor(indices[0])
+    if found is None or found.dtype in MASKS:
+        return "the index is a mask"
+    return f"the index has {found.dim()} dimensions" if found.dim() != 1 else None

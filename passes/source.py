@@ -1,0 +1,74 @@
+"""Where in the user's code a node comes from, and how the user spelled what it computes.
+
+A hint such as ``add torch._check(nd <= x.shape[0])`` is only useful in the user's own names, which the
+graph has lost. The line is known, so the call is found in the file's syntax tree and its arguments are
+printed from there.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from torch import fx
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+class Location(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def location(node: fx.Node) -> Location | None:
+    """The innermost frame of the stack trace a node carries."""
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    return Location(frames[-1][0], int(frames[-1][1])) if frames else None
+
+
+def spelled(node: fx.Node, names: set[str]) -> ast.Call | None:
+    """The only call on the node's line to a function or method called one of ``names``; None if there are
+    more."""
+    where = location(node)
+    if where is None:
+        return None
+    found = [c for c in calls(where.file) if called(c) in names and c.lineno <= where.line <= c.end_lineno]
+    return found[0] if len(found) == 1 else None
+
+
+@lru_cache(maxsize=64)
+def calls(file: str) -> tuple[ast.Call, ...]:
+    """Every call in a file; none for what is not readable Python."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def called(call: ast.Call) -> str | None:
+    """The last part of the name of what is called."""
+    return getattr(call.func, "attr", getattr(call.func, "id", None))
+
+
+def positional(call: ast.Call, place: int, receiver: bool) -> str | None:
+    """The source of an argument; with ``receiver``, of a method call's object counted as argument 0."""
+    args = list(call.args)
+    if receiver and isinstance(call.func, ast.Attribute) and not is_module(call.func.value):
+        args.insert(0, call.func.value)
+    if place >= len(args) or any(isinstance(a, ast.Starred) for a in args[: place + 1]):
+        return None
+    return ast.unparse(args[place])
+
+
+def is_module(object_: ast.expr) -> bool:
+    """Whether ``torch`` or ``torch.ops.x`` stands left of the dot, and not a tensor."""
+    return ast.unparse(object_).split(".")[0] == "torch"
