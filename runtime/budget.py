@@ -35,8 +35,8 @@ class Limits:
 
     max_num_batched_tokens (M), max_num_seqs (R), max_model_len (prompt and output together), draft: the
     price of drafts, draft_limit: rows of one draft pass (None: M), adaptive_budget: which of the two rules
-    above, long_prefill_tokens: the least chunk a long prompt gets when several share the step, granule:
-    chunks end on multiples of it where they can (1: anywhere), for checkpoints of the prefix cache.
+    above, long_prefill_tokens: the least chunk of a prompt longer than a step when several share it (half a
+    step at most), granule: chunks end on its multiples where they can, for checkpoints (1: anywhere).
     """
 
     max_num_batched_tokens: int = 2048

@@ -116,7 +116,7 @@ def keep_top_k(scores: Tensor, k: Sequence[int]) -> Tensor:
 
 def keep_top_p(scores: Tensor, p: Sequence[float]) -> Tensor:
     """The fewest best ids of each row that together have probability p; of equals the lower ids go first."""
-    ordered, ids = scores.sort(-1, descending=True, stable=True)
+    ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
     mass = ordered.softmax(-1).double()
     before = mass.cumsum(-1) - mass
     limit = torch.tensor(p, dtype=torch.float64, device=scores.device)[:, None]

@@ -193,7 +193,8 @@ class Scheduler:
         rows = budget - len(unseen) * limits.row_charge - (len(unseen) - len(prompts))
         fair = rows // len(prompts)
         light = [u for u in prompts if u <= fair]
-        return max((rows - sum(light)) // (len(prompts) - len(light)), limits.long_prefill_tokens)
+        least = min(limits.long_prefill_tokens, budget // 2)
+        return max((rows - sum(light)) // (len(prompts) - len(light)), least, 1)
 
     def _preempt(self, request: Request) -> None:
         """Put a running request back in the queue, to replay its prompt and output later."""

@@ -44,7 +44,7 @@ class FreeList:
     def give(self, owner: object, numbers: Iterable[int]) -> None:
         """Take ``numbers`` back from ``owner``; anybody else's is our mistake."""
         for number in numbers:
-            assert self._owner[number] is owner, f"{self.what} {number} is not {owner!r}'s to give back"
+            assert self._owner[number] is owner, f"{self.what} {number} does not belong to {owner!r}"
             self._owner[number] = None
             self._free.append(number)
 

@@ -19,6 +19,8 @@ class KdaPools(NamedTuple):
 
 
 class MlaPools(NamedTuple):
-    """Latents of one MLA layer: B tokens a page, each `kv_lora_rank` latent values and `qk_rope_head_dim` more."""
+    """Latents of one MLA layer: B tokens a page, each `kv_lora_rank` latent values and `qk_rope_head_dim`
+    more.
+    """
 
     pages: Tensor  # [N, B, kv_lora_rank + qk_rope_head_dim]

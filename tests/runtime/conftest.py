@@ -4,7 +4,8 @@
     latent  =  (5 * state + position) mod P                      one number a token, in the pages
     hidden  =  state + 3, 5, 7 * (last three tokens) + sum of (j + 1) * latent_j    mod P
 
-All in float64 on whole numbers below 2**53, so nothing is rounded and NaN shows up wherever something freed is read.
+All in float64 on whole numbers below 2**53, so nothing is rounded and NaN shows up wherever something freed
+is read.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ def greedy(max_tokens: int, **more) -> SamplingParams:
 
 def toy_engine(model: ToyModel | None = None, **config):
     """An engine over a toy model, with NaN in everything freed."""
-    defaults = dict(page_size=4, num_pages=64, max_num_seqs=4, max_num_batched_tokens=32, poison=True)
-    return make_engine(model or ToyModel(), EngineConfig(**{**defaults, **config}))
+    small = {"page_size": 4, "num_pages": 64, "max_num_seqs": 4, "max_num_batched_tokens": 32, "poison": True}
+    return make_engine(model or ToyModel(), EngineConfig(**{**small, **config}))
 
 
 def run_all(engine, requests: list[Request], steps: int = 100_000) -> dict[str, Listener]:
