@@ -24,7 +24,9 @@ def attn_res_mix(p: Tensor, blocks: Tensor, norm_w: Tensor, proj_w: Tensor, eps:
     p_wide, b_wide = acc_of(p), acc_of(blocks)
     gain = acc_of(norm_w) * acc_of(proj_w)
     own, banked = score(p_wide, gain, eps), score(b_wide, gain, eps)  # [T], [n, T]
-    total = torch.logsumexp(torch.cat([banked, own.unsqueeze(0)]), 0)
+    scores = torch.cat([banked, own.unsqueeze(0)])
+    top = scores.amax(0)
+    total = top + torch.log(torch.exp(scores - top).sum(0))  # logsumexp, which asks whether it is empty
     mixed = (torch.exp(banked - total).unsqueeze(-1) * b_wide).sum(0)
     return (mixed + torch.exp(own - total).unsqueeze(-1) * p_wide).to(p.dtype)
 

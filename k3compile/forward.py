@@ -1,0 +1,128 @@
+"""The compiled forward of a model: one graph a kind of layer, for every batch mix, in one place.
+
+    forward = compile_forward(model, pools, options)       warm: every kind is compiled when this returns
+    hidden, taps = forward(step)
+
+What keeps the number of graphs at the number of kinds (four for Kimi K3), however deep the model:
+
+ * the unbound ``DecoderLayer.forward`` is compiled, so a layer's weights and pools are inputs of the graph;
+ * ``dynamic=None``: with ``True`` a float read from the layer would become an input as well;
+ * the ragged dimensions are declared by name for the time of the warm-up (``UNBACKED_SOURCES``), since the
+   output of one layer, which is the input of the next, carries no mark;
+ * the warm-up is a step of one token in slot 0 and page 0, which belong to no request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .backend import compile_graph
+from .options import CompileOptions
+from .report import Report, latest
+from .runtime.cache.pools import KdaPools, MlaPools
+from .runtime.model import UNBACKED_SOURCES, DecoderLayer, Model
+from .runtime.step import Step
+
+log = logging.getLogger(__name__)
+Pools = Sequence[KdaPools | MlaPools]
+SERVING = {"size_asserts": False, "scalar_asserts": False}  # checked while tests run, not on every token
+
+
+class CompiledForward:
+    """``forward(step) -> (hidden [T, D], taps [n, T, D])``, with the pools it was compiled for."""
+
+    def __init__(self, model: Model, pools: Pools, options: CompileOptions) -> None:
+        self.model, self.pools, self.options = model, pools, options
+        self.reports: list[Report] = []
+        self.seconds = 0.0
+        self._layer = torch.compile(
+            DecoderLayer.forward, backend=self._compile, fullgraph=True, dynamic=None, isolate_recompiles=True
+        )
+
+    def _compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled = compile_graph(gm, inputs, self.options)
+        self.reports.append(latest())
+        return compiled
+
+    def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            return self.model(step, self.pools, layer=self._layer)
+
+    def graphs(self) -> int:
+        """Graphs compiled so far; it stays what it was after the warm-up."""
+        return len(self.reports)
+
+    def warm_up(self) -> None:
+        """Compile every kind of layer by a step of one token that no request owns."""
+        started = time.perf_counter()
+        with torch.compiler.config.patch(unbacked_sources=UNBACKED_SOURCES):
+            self(null_step(self.model.place.device))
+        self.seconds = time.perf_counter() - started
+        log.info("compiled %d kinds of layer in %.1f s", self.graphs(), self.seconds)
+
+
+def compile_forward(model: Model, pools: Pools, options: CompileOptions | None = None) -> CompiledForward:
+    """Compile ``model`` for ``pools`` (of ``model.make_pools``) and warm it up; minutes when nothing is cached.
+
+    Slot 0 and page 0 of the pools are written. Raises what :func:`k3compile.backend.compile_graph` raises,
+    as torch._dynamo.exc.BackendCompilerFailed.
+    """
+    options = options or CompileOptions()
+    forward = CompiledForward(model, pools, options)
+    forward.warm_up()
+    return forward
+
+
+def compile_in_background(
+    model: Model,
+    pools: Pools,
+    options: CompileOptions,
+    ready: Callable[[CompiledForward], None],
+    failed: Callable[[Exception], None],
+) -> threading.Thread:
+    """Compile on a thread of its own while the plain forward serves the same model and pools.
+
+    ``ready(forward)`` or ``failed(error)`` is called on that thread, once. The thread is a daemon.
+    """
+
+    def work() -> None:
+        try:
+            forward = compile_forward(model, pools, options)
+        except Exception as error:  # whatever a compiler raises must reach the server, which goes on without
+            log.exception("compiling in the background failed")
+            failed(error)
+            return
+        ready(forward)
+
+    thread = threading.Thread(target=work, name="k3-compile", daemon=True)
+    thread.start()
+    return thread
+
+
+def null_step(device: torch.device) -> Step:
+    """One decode token in the null slot and the null page."""
+
+    def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    return Step(
+        tokens=ints(0),
+        spans=torch.tensor([0, 1, 0]),
+        cu_verify=ints(0),
+        cu_other=ints(0, 1),
+        slots=ints(0),
+        seen=ints(0),
+        pages=ints(0).view(1, 1),
+        scratch=nothing.view(0, 1),
+        anchor=nothing,
+        export_offset=ints(0, dtype=torch.int32),
+        export_slot=ints(0, dtype=torch.int32),
+    )

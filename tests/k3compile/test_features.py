@@ -1,0 +1,45 @@
+import pytest
+from k3compile.features import CAPABILITIES, FEATURES, OPTIMISATIONS, expand, resolve
+
+
+def test_all_means_every_optimisation_and_no_capability():
+    assert expand("all") == frozenset(OPTIMISATIONS)
+    assert not expand("all") & set(CAPABILITIES)
+
+
+@pytest.mark.parametrize("point", ["baseline", "plain"])
+def test_the_reference_points_without_optimisations_keep_the_workloads_capabilities(point):
+    assert expand((point, "speculate")) == {"speculate"}
+
+
+def test_a_feature_whose_requirement_is_off_is_inert_and_says_what_it_needs():
+    setting = resolve("all")["state_replay"]
+    assert (setting.state, setting.reason) == ("inert", "needs speculate")
+    assert resolve(("all", "speculate"))["state_replay"].on
+
+
+def test_context_parallel_needs_more_than_one_rank():
+    assert resolve("context_parallel")["context_parallel"].state == "inert"
+    assert resolve("context_parallel", tensor_parallel=8)["context_parallel"].on
+
+
+def test_an_unasked_feature_says_what_the_older_engine_did():
+    assert "index_select" in resolve("baseline")["contiguous_views"].reason
+
+
+def test_default_leaves_out_what_a_bench_showed_slower(monkeypatch):
+    monkeypatch.setitem(__import__("k3compile.features").features.SLOWER, "cpu", ("latent_tail",))
+    assert "latent_tail" not in expand("default", "cpu")
+    assert "latent_tail" in expand("default", "cuda")
+
+
+def test_an_unknown_name_is_refused_with_its_nearest():
+    with pytest.raises(ValueError, match=r"'contiguos_views' \(did you mean 'contiguous_views'\?\)"):
+        expand(("all", "contiguos_views"))
+
+
+def test_requirements_stand_before_what_needs_them():
+    order = list(FEATURES)
+    for feature in FEATURES.values():
+        needed = [r for r in feature.requires if r in FEATURES]
+        assert all(order.index(r) < order.index(feature.name) for r in needed)
