@@ -1,21 +1,26 @@
 """The short causal convolution before KDA: four taps a channel, then SiLU, over ragged rows.
 
-    row r of the packed input     w w w x x x x x x        w: the window, its last three raw rows
-                                  '-'-'-' -> y0
-                                    '-'-'-' -> y1 ...
-    window afterwards                         x x x        the last three of the same strip
+    a row with its window     w w w x x x x x        w: the last three raw rows of the steps before
+                              '-'-'-' -> y0
+                                '-'-'-' -> y1 ...
+    the window afterwards               x x x        the last three of the same strip
 
+All rows are convolved as if they were one, then the first three tokens of each are done again from its window.
 T token rows, C channels, S slots, R requests, J recorded rows; ``cu`` [R+1] bounds the rows.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from .op import acc_of, op
+from .op import acc, op
 
 TAPS = 4
+KEPT = TAPS - 1  # raw rows a window holds
 
 
 @op(writes=("window",), opaque=True)
@@ -23,31 +28,53 @@ def short_conv(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Ten
     """y[t] = silu(sum_j weight[:, j] x[t-3+j]), and the window moved to each row's last three raw rows.
 
     x [T, C], weight [C, 4] acc, window(a!) [S, 3, C], slots [R], cu [R+1] -> y [T, C]. A row of length 0
-    leaves its window as it was.
+    leaves its window as it was. Token rows past cu[-1] are not read and come back zero.
     """
-    bounds = cu.tolist()
-    y, strip = convolve(x, weight, window, slots, bounds)
-    ends = torch.tensor([bounds[r + 1] + 3 * r for r in range(len(bounds) - 1)], dtype=torch.int64)
-    last = ends.unsqueeze(1) + torch.arange(3)
-    window[slots] = strip[last].to(window.dtype)
+    bounds, before = cu.tolist(), window.index_select(0, slots)
+    y = convolve(x, weight, before, bounds)
+    if bounds[-1] == 0:
+        return y
+    for slot, old, (begin, end) in zip(slots.tolist(), before, pairwise(bounds)):
+        new = window[slot]
+        if end - begin >= KEPT:
+            new.copy_(x[end - KEPT : end])
+        elif end > begin:
+            new[: begin - end].copy_(old[end - begin :])
+            new[begin - end :].copy_(x[begin:end])
     return y
 
 
-def convolve(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, bounds: list[int]) -> tuple:
-    """The outputs, and the strip [T + 3R, C] in which every row follows its window."""
-    rows = len(bounds) - 1
-    lengths = torch.tensor([bounds[r + 1] - bounds[r] for r in range(rows)], dtype=torch.int64)
-    shift = torch.repeat_interleave(torch.arange(rows) * 3, lengths)
-    place = torch.arange(bounds[-1]) + shift  # the oldest tap of each token
-    strip = x.new_empty(bounds[-1] + 3 * rows, x.shape[1])
-    strip[place + 3] = x[: bounds[-1]]
-    heads = torch.tensor(bounds[:-1], dtype=torch.int64) + torch.arange(rows) * 3
-    strip[heads.unsqueeze(1) + torch.arange(3)] = window[slots].to(x.dtype)
-    wide = acc_of(strip)
-    total = sum(wide[place + j] * weight[:, j] for j in range(TAPS))
-    y = x.new_zeros(x.shape)
-    y[: bounds[-1]] = torch.nn.functional.silu(total).to(x.dtype)
-    return y, strip
+def convolve(x: Tensor, weight: Tensor, before: Tensor, bounds: list[int]) -> Tensor:
+    """The outputs, given the windows [R, 3, C] of the rows."""
+    total, wide = bounds[-1], acc(x.dtype)
+    taps = weight.t().to(wide)  # [4, C]
+    if total == len(before) == x.shape[0] and all(b - a == 1 for a, b in pairwise(bounds)):
+        mixed = (before.to(wide) * taps[:KEPT]).sum(1).addcmul_(x.to(wide), taps[KEPT])
+        return F.silu(mixed, inplace=True).to(x.dtype)
+    if total == 0:
+        return x.new_zeros(x.shape)
+    raw = x[:total].to(wide)
+    out = torch.empty(x.shape, dtype=wide, device=x.device)
+    out[total:] = 0.0
+    mixed = torch.mul(raw, taps[KEPT], out=out[:total])
+    for back in range(1, TAPS):
+        mixed[back:].addcmul_(raw[:-back], taps[KEPT - back])
+    heads(mixed, raw, taps, before.to(wide), bounds)
+    return F.silu(out, inplace=True).to(x.dtype)
+
+
+def heads(mixed: Tensor, raw: Tensor, taps: Tensor, before: Tensor, bounds: list[int]) -> None:
+    """Overwrite the first three sums of every row of mixed [T, C], which saw the row before."""
+    begin = torch.tensor(bounds, device=raw.device)
+    place = torch.arange(KEPT, device=raw.device)
+    tokens = begin[:-1, None] + place  # [R, 3]
+    inside = place < begin.diff().unsqueeze(1)
+    first = raw.index_select(0, tokens.clamp(max=len(raw) - 1).view(-1)).view(*tokens.shape, -1)
+    strip = torch.cat([before, first], 1)  # [R, 6, C]
+    sums = strip[:, :KEPT] * taps[0]
+    for j in range(1, TAPS):
+        sums.addcmul_(strip[:, j : j + KEPT], taps[j])
+    mixed.index_copy_(0, tokens[inside], sums[inside])
 
 
 @short_conv.fake
@@ -64,17 +91,12 @@ def short_conv_verify(
     Raises ValueError when a row is longer than J.
     """
     bounds = cu.tolist()
-    y, _ = convolve(x, weight, window, slots, bounds)
-    row, at = positions(bounds)
-    rec_x[slots[row], at] = x[: bounds[-1]].to(rec_x.dtype)
-    return y
-
-
-def positions(bounds: list[int]) -> tuple[Tensor, Tensor]:
-    """For each token row: the request it belongs to and its place in it."""
-    begin = torch.tensor(bounds, dtype=torch.int64)
-    row = torch.repeat_interleave(torch.arange(len(bounds) - 1), begin.diff())
-    return row, torch.arange(bounds[-1]) - begin[row]
+    longest = max((end - begin for begin, end in pairwise(bounds)), default=0)
+    if longest > rec_x.shape[1]:
+        raise ValueError(f"a verify row has {longest} tokens, the records hold {rec_x.shape[1]}")
+    for slot, (begin, end) in zip(slots.tolist(), pairwise(bounds)):
+        rec_x[slot, : end - begin].copy_(x[begin:end])
+    return convolve(x, weight, window.index_select(0, slots), bounds)
 
 
 @short_conv_verify.fake

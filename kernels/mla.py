@@ -1,31 +1,39 @@
 """Latent attention over pages: write the rows of this step, then attend to everything up to each token.
 
     table[r]   [ 7 | 2 | 9 | 0 ]      pages of request r; token p is row p % B of page table[r, p // B]
-    a row      [ latent L | k_pe r ]  shared by all heads; kv_b expands the latent to k_nope and v per head
+    a row      [ latent L | k_pe r ]  shared by all heads; kv_b [H, n+v, L] expands the latent per head
 
-T token rows, R requests, H heads, L latent, N pages of B tokens; ``seen`` [R] tokens before this step.
+    absorbed   few queries: kv_b is applied to the query and to the result, the context stays latent
+    expanded   many queries: keys and values of the context are made once for all of them
+
+T token rows, R requests, H heads, L latent, N pages of B tokens, n key width without position, r with position,
+v value width; ``seen`` [R] counts a request's tokens before this step. No row past the context is read.
 """
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .conv import positions
 from .op import acc, op
+
+ABSORBED_ROWS = 16  # longest row that is absorbed: a verify step of 8 drafts fits, a prefill chunk does not
+BLOCK_ELEMENTS = 1 << 20  # scores, or context values, held at a time
 
 
 @op(writes=("pages",), opaque=True)
 def mla_write(latent: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Tensor) -> None:
     """Put latent [T, L+r] into pages(a!) [N, B, L+r], rounded to the dtype of the pages."""
-    bounds = cu.tolist()
-    row, at = positions(bounds)
-    token = seen[row] + at
+    count = cu.diff()
+    row = torch.repeat_interleave(torch.arange(len(count), device=cu.device), count)  # request of each token
+    token = torch.arange(len(row), device=cu.device) + (seen - cu[:-1])[row]
     size = pages.shape[1]
-    pages[table[row, token // size].long(), token % size] = latent[: bounds[-1]].to(pages.dtype)
+    page = table[row, token // size].long()
+    pages.index_put_((page, token % size), latent[: len(row)].to(pages.dtype))
 
 
 @mla_write.fake
@@ -39,33 +47,127 @@ def mla_attend(
 ) -> Tensor:
     """Causal attention of this step's tokens to the paged context, their own rows included.
 
-    q [T, H, n+r], kv_b [H*(n+v), L], pages [N, B, L+r], table [R, P], seen [R], cu [R+1] -> o [T, H, v].
+    q [T, H, n+r], kv_b [H*(n+v), L], pages [N, B, L+r], table [R, P], seen [R], cu [R+1] -> o [T, H, v]
+    like q. Token rows past cu[-1] are not read and come back zero.
     """
-    heads, (nope, rope, value) = q.shape[1], widths(q, kv_b, pages)
-    wide, latent = acc(q.dtype), kv_b.shape[1]
-    out = q.new_zeros(q.shape[0], heads, value)
+    heads, (nope, _, value) = q.shape[1], widths(q, kv_b, pages)
+    wide = acc(q.dtype)
+    kv = kv_b.to(wide).view(heads, nope + value, kv_b.shape[1])
     bounds, before = cu.tolist(), seen.tolist()
-    for r, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        if begin == end:
-            continue
-        count = before[r] + end - begin
-        token = torch.arange(count)
-        rows = pages[table[r, token // pages.shape[1]].long(), token % pages.shape[1]].to(wide)
-        kv = F.linear(rows[:, :latent], kv_b.to(wide)).view(count, heads, nope + value)
-        pe = rows[:, None, latent:].expand(count, heads, rope)
-        keys = torch.cat([kv[..., :nope], pe], -1)
-        scores = torch.einsum("thd,shd->hts", q[begin:end].to(wide), keys) * scale
-        hidden = token[None] > (before[r] + torch.arange(end - begin))[:, None]
-        scores = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        out[begin:end] = torch.einsum("hts,shv->thv", scores, kv[..., nope:]).to(q.dtype)
+    out = q.new_empty(q.shape[0], heads, value)
+    out[bounds[-1] :] = 0.0
+    rows = [Row(r, a, b - a, s) for r, ((a, b), s) in enumerate(zip(pairwise(bounds), before)) if b > a]
+    for least, most in ((1, 1), (2, ABSORBED_ROWS)):
+        short = [row for row in rows if least <= row.count <= most]
+        if short:
+            absorbed(q, kv, pages, table, short, scale, out)
+    for row in rows:
+        if row.count > ABSORBED_ROWS:
+            expanded(q, kv, pages, table, row, scale, out)
     return out
 
 
+class Row(NamedTuple):
+    """One request of the step."""
+
+    request: int
+    begin: int  # first token row
+    count: int  # token rows
+    seen: int  # tokens before them
+
+    @property
+    def context(self) -> int:
+        """Tokens its last query sees."""
+        return self.seen + self.count
+
+
 def widths(q: Tensor, kv_b: Tensor, pages: Tensor) -> tuple[int, int, int]:
-    """(n, r, v): key width without position, with position, value width of one head."""
+    """(n, r, v) of a head."""
     rope = pages.shape[2] - kv_b.shape[1]
     nope = q.shape[2] - rope
     return nope, rope, kv_b.shape[0] // q.shape[1] - nope
+
+
+def fetch(pages: Tensor, table: Tensor, requests: list[int], tokens: Tensor) -> Tensor:
+    """Rows of the context: tokens [R, c] of each request -> [R, c, L+r]."""
+    size = pages.shape[1]
+    which = torch.tensor(requests, device=table.device).unsqueeze(1)
+    page, at = table[which, tokens // size].long(), tokens % size
+    if pages.stride(0) != size * pages.stride(1):
+        return pages[page, at]
+    return pages.flatten(0, 1).index_select(0, (page * size + at).view(-1)).view(*tokens.shape, -1)
+
+
+def absorbed(
+    q: Tensor, kv: Tensor, pages: Tensor, table: Tensor, rows: list[Row], scale: float, out: Tensor
+) -> None:
+    """Rows of about the same few queries, longest context first, over blocks of their context."""
+    rows = sorted(rows, key=lambda row: -row.context)
+    heads, latent, device = q.shape[1], kv.shape[2], q.device
+    nope, most = q.shape[2] - (pages.shape[2] - latent), max(row.count for row in rows)
+    count = torch.tensor([row.count for row in rows], device=device).unsqueeze(1)
+    context = torch.tensor([row.context for row in rows], device=device).unsqueeze(1)
+    place = torch.minimum(
+        torch.arange(most, device=device), count - 1
+    )  # [R, most]; past a row its last again
+    begin = torch.tensor([row.begin for row in rows], device=device).unsqueeze(1)
+    picked = q.index_select(0, (begin + place).view(-1)).to(kv.dtype) * scale  # [R * most, H, n+r]
+    query = picked.new_empty(len(rows) * most, heads, pages.shape[2])
+    query[..., :latent] = torch.bmm(picked[..., :nope].transpose(0, 1), kv[:, :nope]).transpose(0, 1)
+    query[..., latent:] = picked[..., nope:]
+    query = query.view(len(rows), most * heads, -1)
+    limit = (context - count + place + 1).repeat_interleave(heads, 1)  # [R, most * H] tokens a query sees
+    mixed = online_softmax(query, limit, context, pages, table, rows, latent)
+    mixed = mixed.view(-1, heads, latent).transpose(0, 1)  # [H, R * most, L]
+    result = torch.bmm(mixed, kv[:, nope:].mT).transpose(0, 1).to(out.dtype)  # [R * most, H, v]
+    tokens = (begin + place).view(-1)
+    keep = (torch.arange(most, device=device) < count).view(-1)
+    out.index_copy_(0, tokens[keep], result[keep])
+
+
+def online_softmax(
+    query: Tensor, limit: Tensor, context: Tensor, pages: Tensor, table: Tensor, rows: list[Row], latent: int
+) -> Tensor:
+    """Softmax over each row's context, block by block, of its latents: [R, Q, L+r] -> [R, Q, L]."""
+    step = max(pages.shape[1], BLOCK_ELEMENTS // (len(rows) * query.shape[2]))
+    top = query.new_full((*query.shape[:2], 1), -torch.inf)
+    total, mixed = torch.zeros_like(top), query.new_zeros(*query.shape[:2], latent)
+    for first in range(0, rows[0].context, step):
+        here = [row.request for row in rows if row.context > first]
+        n = len(here)
+        tokens = torch.arange(first, min(first + step, rows[0].context), device=query.device)
+        known = fetch(pages, table, here, torch.minimum(tokens, context[:n] - 1)).to(query.dtype)
+        scores = torch.bmm(query[:n], known.mT)
+        scores.masked_fill_((tokens >= limit[:n, :, None]), -torch.inf)
+        peak = torch.maximum(top[:n], scores.amax(-1, keepdim=True))
+        weights = scores.sub_(peak).exp_()
+        fade = (top[:n] - peak).exp_()
+        total[:n] = total[:n] * fade + weights.sum(-1, keepdim=True)
+        mixed[:n] = torch.baddbmm(mixed[:n] * fade, weights, known[..., :latent])
+        top[:n] = peak
+    return mixed.div_(total)
+
+
+def expanded(
+    q: Tensor, kv: Tensor, pages: Tensor, table: Tensor, row: Row, scale: float, out: Tensor
+) -> None:
+    """One row of many queries, over blocks of queries; a block sees no key past its last query."""
+    heads, latent, device = q.shape[1], kv.shape[2], q.device
+    nope = q.shape[2] - (pages.shape[2] - latent)
+    known = fetch(pages, table, [row.request], torch.arange(row.context, device=device)[None])[0].to(kv.dtype)
+    every = F.linear(known[:, :latent], kv.view(-1, latent)).view(row.context, heads, -1).transpose(0, 1)
+    keys, values, shared = every[..., :nope], every[..., nope:], known[:, latent:]
+    step = max(ABSORBED_ROWS, BLOCK_ELEMENTS // (heads * row.context))
+    for first in range(0, row.count, step):
+        last = min(first + step, row.count)
+        visible = row.seen + last
+        asked = q[row.begin + first : row.begin + last].to(kv.dtype).transpose(0, 1) * scale  # [H, c, n+r]
+        scores = torch.matmul(asked[..., nope:], shared[:visible].mT)
+        scores.baddbmm_(asked[..., :nope], keys[:, :visible].mT)
+        later = torch.ones(last - first, last - first, dtype=torch.bool, device=device).triu(1)
+        scores[..., row.seen + first :].masked_fill_(later, -torch.inf)
+        mixed = torch.bmm(scores.softmax(-1), values[:, :visible])
+        out[row.begin + first : row.begin + last] = mixed.transpose(0, 1)
 
 
 @mla_attend.fake
