@@ -5,7 +5,7 @@
                                 '-'-'-' -> y1 ...
     the window afterwards               x x x        the last three of the same strip
 
-All rows are convolved as if they were one, then the first three tokens of each are done again from its window.
+All rows are convolved as if they were one; then the first three tokens of each are redone from its window.
 T token rows, C channels, S slots, R requests, J recorded rows; ``cu`` [R+1] bounds the rows.
 """
 
@@ -21,6 +21,7 @@ from .op import acc, op
 
 TAPS = 4
 KEPT = TAPS - 1  # raw rows a window holds
+BLOCK = 64  # token rows that stay in cache over the passes of a convolution
 
 
 @op(writes=("window",), opaque=True)
@@ -47,24 +48,27 @@ def short_conv(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Ten
 def convolve(x: Tensor, weight: Tensor, before: Tensor, bounds: list[int]) -> Tensor:
     """The outputs, given the windows [R, 3, C] of the rows."""
     total, wide = bounds[-1], acc(x.dtype)
-    taps = weight.t().to(wide)  # [4, C]
+    taps = weight.t().to(wide).contiguous()  # [4, C]
     if total == len(before) == x.shape[0] and all(b - a == 1 for a, b in pairwise(bounds)):
         mixed = (before.to(wide) * taps[:KEPT]).sum(1).addcmul_(x.to(wide), taps[KEPT])
         return F.silu(mixed, inplace=True).to(x.dtype)
     if total == 0:
         return x.new_zeros(x.shape)
-    raw = x[:total].to(wide)
-    out = torch.empty(x.shape, dtype=wide, device=x.device)
+    raw, out = x[:total].to(wide), torch.empty(x.shape, dtype=wide, device=x.device)
     out[total:] = 0.0
-    mixed = torch.mul(raw, taps[KEPT], out=out[:total])
-    for back in range(1, TAPS):
-        mixed[back:].addcmul_(raw[:-back], taps[KEPT - back])
-    heads(mixed, raw, taps, before.to(wide), bounds)
-    return F.silu(out, inplace=True).to(x.dtype)
+    for first in range(0, total, BLOCK):
+        last = min(first + BLOCK, total)
+        mixed = torch.mul(raw[first:last], taps[KEPT], out=out[first:last])
+        for back in range(1, TAPS):
+            begin = max(first, back)
+            out[begin:last].addcmul_(raw[begin - back : last - back], taps[KEPT - back])
+        F.silu(mixed, inplace=True)
+    heads(out, raw, taps, before.to(wide), bounds)
+    return out.to(x.dtype)
 
 
-def heads(mixed: Tensor, raw: Tensor, taps: Tensor, before: Tensor, bounds: list[int]) -> None:
-    """Overwrite the first three sums of every row of mixed [T, C], which saw the row before."""
+def heads(out: Tensor, raw: Tensor, taps: Tensor, before: Tensor, bounds: list[int]) -> None:
+    """Overwrite the first three outputs of every row of out [T, C], which saw the row before."""
     begin = torch.tensor(bounds, device=raw.device)
     place = torch.arange(KEPT, device=raw.device)
     tokens = begin[:-1, None] + place  # [R, 3]
@@ -74,7 +78,7 @@ def heads(mixed: Tensor, raw: Tensor, taps: Tensor, before: Tensor, bounds: list
     sums = strip[:, :KEPT] * taps[0]
     for j in range(1, TAPS):
         sums.addcmul_(strip[:, j : j + KEPT], taps[j])
-    mixed.index_copy_(0, tokens[inside], sums[inside])
+    out.index_copy_(0, tokens[inside], F.silu(sums[inside]))
 
 
 @short_conv.fake

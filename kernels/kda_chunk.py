@@ -228,7 +228,7 @@ def apply(local: Local, states: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def borrow(state: Tensor, slots: list[int]) -> list[Tensor]:
-    """States of ``slots``: large ones as views of the pool [H, V, K] each, small ones as one copy [R * H, V, K]."""
+    """States of ``slots``: large ones as views [H, V, K] each, small ones as one copy [R * H, V, K]."""
     if len(slots) == 1 or state[0].numel() >= IN_PLACE_ELEMENTS:
         return [state[slot] for slot in slots]
     return [state.index_select(0, torch.tensor(slots, device=state.device)).flatten(0, 1)]

@@ -6,8 +6,8 @@
     absorbed   few queries: kv_b is applied to the query and to the result, the context stays latent
     expanded   many queries: keys and values of the context are made once for all of them
 
-T token rows, R requests, H heads, L latent, N pages of B tokens, n key width without position, r with position,
-v value width; ``seen`` [R] counts a request's tokens before this step. No row past the context is read.
+T token rows, R requests, H heads, L latent, N pages of B tokens; n and r key widths without and with
+position, v value width; ``seen`` [R] tokens before this step. No row past a context is read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .op import acc, op
 
 ABSORBED_ROWS = 16  # longest row that is absorbed: a verify step of 8 drafts fits, a prefill chunk does not
+QUERY_BLOCK = 128  # queries of a long row that meet the context together, at least
 BLOCK_ELEMENTS = 1 << 20  # scores, or context values, held at a time
 
 
@@ -107,9 +107,7 @@ def absorbed(
     nope, most = q.shape[2] - (pages.shape[2] - latent), max(row.count for row in rows)
     count = torch.tensor([row.count for row in rows], device=device).unsqueeze(1)
     context = torch.tensor([row.context for row in rows], device=device).unsqueeze(1)
-    place = torch.minimum(
-        torch.arange(most, device=device), count - 1
-    )  # [R, most]; past a row its last again
+    place = torch.minimum(torch.arange(most, device=device), count - 1)  # [R, most], its last repeated
     begin = torch.tensor([row.begin for row in rows], device=device).unsqueeze(1)
     picked = q.index_select(0, (begin + place).view(-1)).to(kv.dtype) * scale  # [R * most, H, n+r]
     query = picked.new_empty(len(rows) * most, heads, pages.shape[2])
@@ -129,16 +127,19 @@ def online_softmax(
     query: Tensor, limit: Tensor, context: Tensor, pages: Tensor, table: Tensor, rows: list[Row], latent: int
 ) -> Tensor:
     """Softmax over each row's context, block by block, of its latents: [R, Q, L+r] -> [R, Q, L]."""
+    most = rows[0].context
     step = max(pages.shape[1], BLOCK_ELEMENTS // (len(rows) * query.shape[2]))
     top = query.new_full((*query.shape[:2], 1), -torch.inf)
     total, mixed = torch.zeros_like(top), query.new_zeros(*query.shape[:2], latent)
-    for first in range(0, rows[0].context, step):
+    for first in range(0, most, step):
         here = [row.request for row in rows if row.context > first]
         n = len(here)
-        tokens = torch.arange(first, min(first + step, rows[0].context), device=query.device)
+        tokens = torch.arange(first, min(first + step, most), device=query.device)
         known = fetch(pages, table, here, torch.minimum(tokens, context[:n] - 1)).to(query.dtype)
         scores = torch.bmm(query[:n], known.mT)
-        scores.masked_fill_((tokens >= limit[:n, :, None]), -torch.inf)
+        scores.masked_fill_(tokens >= limit[:n, :, None], -torch.inf)
+        if most <= step:
+            return torch.bmm(scores.softmax(-1), known[..., :latent])
         peak = torch.maximum(top[:n], scores.amax(-1, keepdim=True))
         weights = scores.sub_(peak).exp_()
         fade = (top[:n] - peak).exp_()
@@ -151,23 +152,32 @@ def online_softmax(
 def expanded(
     q: Tensor, kv: Tensor, pages: Tensor, table: Tensor, row: Row, scale: float, out: Tensor
 ) -> None:
-    """One row of many queries, over blocks of queries; a block sees no key past its last query."""
+    """One row of many queries: some heads at a time, blocks of queries, no key past a block's last query."""
     heads, latent, device = q.shape[1], kv.shape[2], q.device
     nope = q.shape[2] - (pages.shape[2] - latent)
     known = fetch(pages, table, [row.request], torch.arange(row.context, device=device)[None])[0].to(kv.dtype)
-    every = F.linear(known[:, :latent], kv.view(-1, latent)).view(row.context, heads, -1).transpose(0, 1)
-    keys, values, shared = every[..., :nope], every[..., nope:], known[:, latent:]
-    step = max(ABSORBED_ROWS, BLOCK_ELEMENTS // (heads * row.context))
-    for first in range(0, row.count, step):
-        last = min(first + step, row.count)
-        visible = row.seen + last
-        asked = q[row.begin + first : row.begin + last].to(kv.dtype).transpose(0, 1) * scale  # [H, c, n+r]
-        scores = torch.matmul(asked[..., nope:], shared[:visible].mT)
-        scores.baddbmm_(asked[..., :nope], keys[:, :visible].mT)
-        later = torch.ones(last - first, last - first, dtype=torch.bool, device=device).triu(1)
-        scores[..., row.seen + first :].masked_fill_(later, -torch.inf)
-        mixed = torch.bmm(scores.softmax(-1), values[:, :visible])
-        out[row.begin + first : row.begin + last] = mixed.transpose(0, 1)
+    step = min(row.count, max(QUERY_BLOCK, BLOCK_ELEMENTS // row.context))
+    together = min(heads, max(1, BLOCK_ELEMENTS // (step * row.context)))
+    later = torch.ones(step, step, dtype=torch.bool, device=device).triu(1)
+    for head in range(0, heads, together):
+        group = slice(head, head + together)
+        keys, values = expand(known, kv[group], nope)
+        for first in range(0, row.count, step):
+            last = min(first + step, row.count)
+            visible, tokens = row.seen + last, slice(row.begin + first, row.begin + last)
+            asked = q[tokens, group].to(kv.dtype).transpose(0, 1) * scale  # [h, c, n+r]
+            scores = torch.bmm(asked, keys[:, :visible].mT)
+            hidden = later[: last - first, : last - first]
+            scores[..., row.seen + first :].masked_fill_(hidden, -torch.inf)
+            out[tokens, group] = torch.bmm(scores.softmax(-1), values[:, :visible]).transpose(0, 1)
+
+
+def expand(known: Tensor, kv: Tensor, nope: int) -> tuple[Tensor, Tensor]:
+    """known [c, L+r], kv [h, n+v, L] -> keys [h, c, n+r] and values [h, c, v]."""
+    heads, latent = kv.shape[0], kv.shape[2]
+    both = torch.matmul(known[:, :latent], kv.mT)  # [h, c, n+v]
+    shared = known[:, latent:].expand(heads, -1, -1)
+    return torch.cat([both[..., :nope], shared], -1), both[..., nope:]
 
 
 @mla_attend.fake

@@ -47,7 +47,7 @@ def _(x, gate_w, bias, top_k, scale, renormalize):
 
 
 def each_expert(z: Tensor, ids: Tensor, num_experts: int, one: Callable[[int, Tensor], Tensor]) -> tuple:
-    """Run ``one(expert, its rows)`` for every expert present; rows come back grouped by expert, then holes."""
+    """Run ``one(expert, its rows)`` for every expert present; results grouped by expert, then holes."""
     tokens, top_k = ids.shape
     keys, order = torch.sort(torch.where(ids < 0, num_experts, ids).view(-1), stable=True)
     counts = torch.bincount(keys, minlength=num_experts + 1).tolist()
