@@ -1,0 +1,47 @@
+"""A model becomes an engine: pools of the printed size, limits that follow from them."""
+
+import logging
+
+import pytest
+from k3compile.runtime.cache.sizing import pool_bytes
+from k3compile.runtime.engine_config import EngineConfig
+from k3compile.runtime.make_engine import make_engine
+from k3compile.runtime.request import Request
+
+
+def test_the_pools_are_as_large_as_the_log_says(toy, caplog):
+    with caplog.at_level(logging.INFO):
+        engine = make_engine(toy.Model(), EngineConfig(page_size=4, kv_cache_bytes=10_000))
+    (line,) = [r.getMessage() for r in caplog.records if "pools:" in r.getMessage()]
+    assert f"{pool_bytes(engine.pools):,} B in all" in line
+    assert f"max_model_len {engine.max_model_len:,}" in line
+    assert engine.cache.pages.size == engine.pools[1].pages.shape[0]
+    assert engine.cache.slots.size == engine.pools[0].state.shape[0] == 17
+
+
+def test_a_step_too_small_for_all_requests_is_said(toy, caplog):
+    with caplog.at_level(logging.INFO):
+        make_engine(toy.Model(), EngineConfig(max_num_batched_tokens=5))
+    assert "at most 5 requests run at once" in caplog.text
+
+
+def test_a_compiled_forward_gets_the_engines_own_pools(toy):
+    seen = []
+
+    def compile_forward(model, pools):
+        seen.append(pools)
+        return lambda step: model.forward(step, pools)
+
+    engine = make_engine(toy.Model(), EngineConfig(), compile_forward)
+    assert toy.run(engine, [Request("a", [5, 6], toy.greedy(3))])["a"].tokens == toy.alone([5, 6], 3)
+    assert seen == [engine.pools]
+
+
+def test_what_does_not_fit_is_refused_before_the_pools_are_made(toy):
+    model = toy.Model()
+    sizes = []
+    make_pools = model.make_pools
+    model.make_pools = lambda *shape: (sizes.append(shape), make_pools(*shape))[1]
+    with pytest.raises(ValueError, match="does not hold"):
+        make_engine(model, EngineConfig(kv_cache_bytes=10))
+    assert max(max(s[:2]) for s in sizes) == 2
