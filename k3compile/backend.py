@@ -28,6 +28,7 @@ from .passes import pipeline, snapshot
 from .passes.lower import Lower
 from .passes.remarks import PassRecord
 from .passes.runner import Context, Fuel, run_passes
+from .passes.source import location
 
 _fuel: dict[int, Fuel] = {}  # one tank a process for each K3_FUEL value, shared by its graphs
 
@@ -59,7 +60,8 @@ class Compile:
         self.device = next((t.device.type for t in inputs if isinstance(t, torch.Tensor)), "cpu")
         self.settings = resolve(options.features, device=self.device)
         before = snapshot.snapshot(gm, "dynamo")
-        self.sources = tuple(node["source"] for node in before["nodes"])
+        places = [location(node) for node in gm.graph.nodes]
+        self.sources = tuple(str(place) if place else None for place in places)
         self.name = fingerprint(options, gm, inputs, opened=self.opened, fuel=self.fuel.left)
         self.key = f"{snapshot.digest(before)}-{self.name[:12]}"
         self.dump = dumper(switches.dump, self.key)

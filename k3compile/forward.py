@@ -69,7 +69,7 @@ class CompiledForward:
 
 
 def compile_forward(model: Model, pools: Pools, options: CompileOptions | None = None) -> CompiledForward:
-    """Compile ``model`` for ``pools`` (of ``model.make_pools``) and warm it up; minutes when nothing is cached.
+    """Compile ``model`` for ``pools`` (of ``model.make_pools``) and warm it up: minutes if nothing is cached.
 
     Slot 0 and page 0 of the pools are written. Raises what :func:`k3compile.backend.compile_graph` raises,
     as torch._dynamo.exc.BackendCompilerFailed.

@@ -113,7 +113,7 @@ def folded(remarks: Iterable[Remark], proofs: bool = True) -> list[str]:
     )
     lines = []
     for (kind, op, source, reason, detail, fix_it, obligations), count in counts.items():
-        where = f" at {source}" if source else ""
+        where = f" at {short(source)}" if source else ""
         more = f" ({detail})" if detail else ""
         times = f" x{count}" if count > 1 else ""
         lines.append(f"{kind}{times} {op}{where}: {reason}{more}")
@@ -121,6 +121,11 @@ def folded(remarks: Iterable[Remark], proofs: bool = True) -> list[str]:
         if fix_it:
             lines.append(f"    fix: {fix_it}")
     return lines
+
+
+def short(source: str) -> str:
+    """The last folder and the file of ``path:line``, which is enough to find it."""
+    return "/".join(source.split("/")[-2:])
 
 
 def keep(report: Report, folder: Path, file: str | None = None) -> Report:
@@ -185,7 +190,7 @@ def write_atomically(path: Path, data: dict[str, Any]) -> None:
         raise
 
 
-def all_reports() -> list[Report]:
+def all() -> list[Report]:
     """The reports of this process, latest last."""
     with _lock:
         return list(_reports.values())
@@ -193,7 +198,7 @@ def all_reports() -> list[Report]:
 
 def latest() -> Report:
     """The report of the last graph compiled. Raises LookupError before the first."""
-    found = all_reports()
+    found = all()
     if not found:
         raise LookupError('nothing was compiled with backend="k3" in this process')
     return found[-1]

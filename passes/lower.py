@@ -20,7 +20,7 @@ from k3compile.passes.graph import emit, fake_mode_of, op_name, tensor, value
 from k3compile.passes.opening import CannotOpen, Table, open_node
 from k3compile.passes.remarks import PassResult, Remark
 from k3compile.passes.runner import Context
-from k3compile.passes.snapshot import source_line
+from k3compile.passes.source import location
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch.distributed.distributed_c10d import _resolve_process_group
@@ -72,9 +72,7 @@ class Lower:
         if refusal is None:
             return remark(node, "applied", "opened", detail)
         if wanted == OPEN:
-            raise CannotObey(
-                f"lower={{{op.name!r}: 'open'}} cannot be obeyed at {source_line(node)}: {refusal}"
-            )
+            raise CannotObey(f"lower={{{op.name!r}: 'open'}} cannot be obeyed at {location(node)}: {refusal}")
         return remark(node, "note" if op.opaque or not op.pure else "missed", refusal, detail)
 
     def open(self, gm: fx.GraphModule, node: fx.Node, op: Op, ctx: Context, asked: bool) -> str | None:
@@ -93,7 +91,7 @@ class Lower:
 
 
 def cannot_obey(op: Op, wanted: str, node: fx.Node, why: str) -> CannotObey:
-    return CannotObey(f"lower={{{op.name!r}: {wanted!r}}} cannot be obeyed at {source_line(node)}: {why}")
+    return CannotObey(f"lower={{{op.name!r}: {wanted!r}}} cannot be obeyed at {location(node)}: {why}")
 
 
 def op_of(node: fx.Node) -> Op | None:
@@ -186,6 +184,6 @@ def ranks_of(group: Any) -> int | None:
 
 
 def remark(node: fx.Node, kind: str, reason: str, detail: str = "", **expected: int) -> Remark:
-    return Remark(
-        "lower", kind, node.name, op_name(node), reason, detail, source_line(node), expected=expected
-    )
+    source = location(node)
+    where = str(source) if source else None
+    return Remark("lower", kind, node.name, op_name(node), reason, detail, where, expected=expected)

@@ -7,8 +7,8 @@
                 "source": "runtime/model.py:88", "from": ["linear"]}, ...],
      "edges": [[0, 3], ...]}                                       producer id, consumer id
 
-Symbols are renamed in the order in which they appear (``s77`` becomes ``s0``, ``u12`` becomes ``u0``), storages
-are numbered alike, and no address or set order gets in. A node in an argument is ``{"node": id}``.
+Symbols are renamed in the order in which they appear (``s77`` becomes ``s0``, ``u12`` becomes ``u0``),
+storages are numbered alike, and no address or set order gets in. A node in an argument is ``{"node": id}``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from typing import Any
 
 import sympy
 import torch
+from k3compile.passes.graph import value as value_of
+from k3compile.passes.source import FRAME
 from torch import fx
 
 SCHEMA = "k3graph/1"
-FRAME = re.compile(r'File "(.+?)", line (\d+), in')
 SHORT = {
     "float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16",
     "int64": "i64", "int32": "i32", "uint8": "u8", "bool": "b8",
@@ -120,7 +121,7 @@ class Namer:
 
 def describe(node: fx.Node, ids: Mapping[fx.Node, int], namer: Namer) -> dict[str, Any]:
     """One entry of ``nodes``."""
-    value = encode_value(value_of(node), namer)
+    value = encode_value(value_of(node), namer)  # first: it names the symbols that inputs are called after
     name = namer.node(node.name)
     target = name if node.op == "placeholder" else target_name(node.target)
     return {
@@ -134,11 +135,6 @@ def describe(node: fx.Node, ids: Mapping[fx.Node, int], namer: Namer) -> dict[st
         "source": source_line(node),
         "from": provenance(node),
     }
-
-
-def value_of(node: fx.Node) -> Any:
-    """The fake value of a node: ``val`` below AOTAutograd, ``example_value`` in Dynamo's graph."""
-    return node.meta.get("val", node.meta.get("example_value"))
 
 
 def source_line(node: fx.Node) -> str | None:
