@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import torch
 from k3compile.passes.graph import (
     AUTO_FUNCTIONALIZED,
-    HIGHER_ORDER,
     arguments,
     positions,
     schema_writes,
@@ -44,7 +43,6 @@ SCATTERS = {  # functional, but an inner compiler may do them in place of their 
     aten.scatter_add.default,
     aten.copy.default,
 }
-FUNCTIONAL_KERNELS = {HIGHER_ORDER.triton_kernel_wrapper_functional}
 
 
 class Aliases:
@@ -57,9 +55,11 @@ class Aliases:
         for node in graph.nodes:
             self._note_writes(node)
 
-    def replaced(self, old: fx.Node, new: fx.Node) -> None:
-        """Keep up with ``new`` having taken the place of ``old``, which is gone or about to be."""
-        self.order[new] = self.order.pop(old)
+    def replaced(self, old: fx.Node, new: fx.Node, place: fx.Node) -> None:
+        """Keep up with ``new``, put where ``place`` stood, doing what ``old`` did; both may be gone."""
+        self.order[new] = self.order[place]
+        for result in new.users:
+            self.order.setdefault(result, self.order[new])
         for writers in self._writers.values():
             if old in writers:
                 writers.remove(old)
@@ -142,7 +142,7 @@ def functional_bases(node: fx.Node) -> Iterator[fx.Node]:
     if node.target in AUTO_FUNCTIONALIZED:
         bases = node.kwargs.get("_all_bases")
         yield from (b for b in (bases or node.all_input_nodes) if isinstance(b, fx.Node))
-    elif node.target in FUNCTIONAL_KERNELS:
+    elif isinstance(node.target, torch._ops.HigherOrderOperator):
         yield from node.all_input_nodes
     elif node.target in SCATTERS:
         yield from (a for a in node.args[:1] if isinstance(a, fx.Node))

@@ -108,9 +108,7 @@ class Work:
         if not self.ctx.may_rewrite(NAME):
             return missed(site, STOPPED)
         new = write_through(site, route, start)
-        self.aliases.replaced(route.call, new)
-        for result in new.users:
-            self.aliases.order[result] = self.aliases.order[new]
+        self.aliases.replaced(route.call, new, route.place)
         detail = f"{op_name(new)} writes rows {found} of the buffer itself"
         return applied(site, found, proofs, detail, -1)
 
@@ -127,7 +125,7 @@ class Work:
             return missed(site, objection or STOPPED)
         proofs.append(Proof("same sizes, strides and dtype", "construction", layout(tensor(new))))
         site.node.replace_all_uses_with(new)
-        self.aliases.replaced(site.node, new)
+        self.aliases.replaced(site.node, new, site.node)
         remark = applied(site, found, proofs, detail, launches)
         self.graph.erase_node(site.node)
         return remark

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import torch
 from k3compile.kernels.op import NAMESPACE, OPS
 from k3compile.passes.aliasing import Aliases
-from k3compile.passes.graph import HIGHER_ORDER, arguments, emit, schema_writes, tensor, value
+from k3compile.passes.graph import arguments, emit, schema_writes, tensor, value, values
 from k3compile.passes.index_sites import IndexSite
 from k3compile.passes.prover import Prover
 from torch import fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
-AUTO_FUNCTIONALIZED = HIGHER_ORDER.auto_functionalized_v2
 BUFFER, START = "out", "start"  # the two arguments an ``_into`` twin has beyond its op's
 
 
@@ -59,12 +59,12 @@ def producer(source: fx.Node) -> fx.Node | None:
     from."""
     if source.target is operator.getitem and source.args[1] == 0:
         call = source.args[0]
-        return call if call.target is AUTO_FUNCTIONALIZED else None
+        return call if call.target is auto_functionalized_v2 else None
     return source if isinstance(source.target, torch._ops.OpOverload) else None
 
 
 def called_op(call: fx.Node) -> object:
-    return call.args[0] if call.target is AUTO_FUNCTIONALIZED else call.target
+    return call.args[0] if call.target is auto_functionalized_v2 else call.target
 
 
 def twin_of(op: object) -> torch._ops.OpOverload | None:
@@ -119,31 +119,29 @@ def write_through(site: IndexSite, found: Destination, start: fx.Node | int) -> 
     """Replace op and scatter by the twin, in place; returns the twin's node. ``start`` is known at
     ``found.place``."""
     graph, call = site.node.graph, found.call
-    functional = call.target is AUTO_FUNCTIONALIZED
+    functional = call.target is auto_functionalized_v2
     kwargs = dict(call.kwargs) if functional else arguments(call)
     bases = [*kwargs.pop("_all_bases", ())]
     kwargs |= {START: start, f"_{BUFFER}_base_index": len(bases), "_all_bases": [*bases, site.base]}
     results = (None, *(value(call)[1:] if functional else ()), value(site.node))
     with graph.inserting_before(found.place):
-        new = emit(graph, AUTO_FUNCTIONALIZED, (found.twin,), kwargs, like=call, mode=None, known=results)
+        new = emit(graph, auto_functionalized_v2, (found.twin,), kwargs, like=call, mode=None, known=results)
         taken = {user.args[1]: user for user in call.users if user is not site.source} if functional else {}
         taken[len(results) - 1] = site.node
         for position, old in taken.items():
             result = emit(graph, operator.getitem, (new, position), like=old, mode=None, known=value(old))
             old.replace_all_uses_with(result)
-    keep_eager_strides(call, new, start, site)
+    keep_eager_strides(call, new)
     for old in [*taken.values(), site.source, call]:
         if not old.users:
             graph.erase_node(old)
     return new
 
 
-def keep_eager_strides(call: fx.Node, new: fx.Node, start: fx.Node | int, site: IndexSite) -> None:
+def keep_eager_strides(call: fx.Node, new: fx.Node) -> None:
     """Inductor gives a custom op the strides it had in eager mode, from this note on its node."""
-    if "eager_input_vals" not in call.meta:
-        return
-    _, kwargs = call.meta["eager_input_vals"]
-    own = {k: v for k, v in kwargs.items() if k in new.kwargs and k != "_all_bases"}
-    bases = [*kwargs.get("_all_bases", ()), value(site.base)]
-    added = {START: value(start), f"_{BUFFER}_base_index": len(bases) - 1, "_all_bases": bases}
-    new.meta["eager_input_vals"] = ((new.args[0],), own | added)
+    if "eager_input_vals" in call.meta:
+        _, eager = call.meta["eager_input_vals"]
+        now = values(new.kwargs)
+        kwargs = {name: eager.get(name, now[name]) if name != "_all_bases" else now[name] for name in now}
+        new.meta["eager_input_vals"] = ((new.args[0],), kwargs)

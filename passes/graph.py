@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-HIGHER_ORDER = torch.ops.higher_order
-AUTO_FUNCTIONALIZED = (HIGHER_ORDER.auto_functionalized, HIGHER_ORDER.auto_functionalized_v2)
+AUTO_FUNCTIONALIZED = (auto_functionalized, auto_functionalized_v2)
 OWN_META = {"val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals"}
 IN_PLACE_OPERATORS = {operator.setitem, operator.delitem} | {
     getattr(operator, name)
