@@ -3,7 +3,7 @@
 Importing this package registers every op as ``torch.ops.k3.<name>``.
 """
 
-from . import attn_res, conv, kda, mla, moe, mxfp4, norm, situ
+from . import attn_res, conv, kda, kda_verify, mla, moe, mxfp4, norm, situ
 from .op import OPS, Op, Tolerance, acc
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "attn_res",
     "conv",
     "kda",
+    "kda_verify",
     "mla",
     "moe",
     "mxfp4",

@@ -2,11 +2,7 @@
 
     S <- S diag(exp g)      u = beta (v - S k)      S <- S + u k^T      o = S q         S is [V, K]
 
-    kda_prefill    reads and writes the state of each row
-    kda_verify     reads it, and records u, k and g of every row     [S, J, H, *], by slot
-    kda_commit     folds the accepted prefix of the records into the state and the conv window
-
-T token rows, R requests, H heads, K and V key and value channels, S slots, J records a slot.
+T token rows, R requests, H heads, K and V key and value channels, S slots; ``cu`` [R+1] bounds the rows.
 """
 
 from __future__ import annotations
@@ -21,15 +17,14 @@ from .kda_chunk import (
     BLOCK_ELEMENTS,
     CHUNK,
     SUB,
-    Block,
     Inputs,
     advance,
-    apply,
     blocks,
     borrow,
     give_back,
     local,
     read,
+    scatter,
     sweep,
 )
 from .op import acc, acc_of, op
@@ -139,17 +134,6 @@ def whole_rows(
     give_back(state, slots, states)
 
 
-def scatter(o: Tensor, block: Block, out: Tensor, start: int) -> None:
-    """o [M * H, C, V] to the token rows of the block."""
-    count, heads, width = len(block.tokens), out.shape[1], out.shape[2]
-    rows = o.view(count, heads, -1, width).transpose(1, 2).to(out.dtype).flatten(0, 1)  # [M * C, H, V]
-    tokens = block.tokens.flatten()
-    if block.invalid is not None:
-        keep = (~block.invalid).flatten().nonzero().flatten()
-        rows, tokens = rows.index_select(0, keep), tokens.index_select(0, keep)
-    out.index_copy_(0, tokens + start, rows)
-
-
 def one_step(
     inputs: Inputs, state: Tensor, slots: list[int], tokens: list[int], out: Tensor, start: int
 ) -> None:
@@ -172,131 +156,3 @@ def one_step(
         out[tokens[0] + start] = o
     else:
         out.index_copy_(0, at + start, o.to(out.dtype).view(rows, heads, -1))
-
-
-@op(writes=("rec_u", "rec_k", "rec_g"), opaque=True)
-def kda_verify(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    slots: Tensor,
-    cu: Tensor,
-    rec_u: Tensor,
-    rec_k: Tensor,
-    rec_g: Tensor,
-) -> Tensor:
-    """The outputs of kda_prefill with the state only read; what a commit needs goes to the records.
-
-    rec_u(a!) [S, J, H, V], rec_k(b!) [S, J, H, K] and rec_g(c!) [S, J, H, K]: corrections, keys and log
-    decays by slot. Raises ValueError when a row is longer than J.
-    """
-    out = v.new_zeros(v.shape)
-    verify(Inputs(q, k, v, g, beta), state, slots, cu.tolist(), (rec_u, rec_k, rec_g), out, 0)
-    return out
-
-
-@kda_verify.fake
-def _(q, k, v, g, beta, state, slots, cu, rec_u, rec_k, rec_g) -> Tensor:
-    return v.new_empty(v.shape)
-
-
-@op(writes=("rec_u", "rec_k", "rec_g", "out"), opaque=True)
-def kda_verify_into(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    slots: Tensor,
-    cu: Tensor,
-    rec_u: Tensor,
-    rec_k: Tensor,
-    rec_g: Tensor,
-    out: Tensor,
-    start: int,
-) -> None:
-    """kda_verify, with the results written to rows [start, start + cu[-1]) of out(d!) [T2, H, V]."""
-    verify(Inputs(q, k, v, g, beta), state, slots, cu.tolist(), (rec_u, rec_k, rec_g), out, start)
-
-
-@kda_verify_into.fake
-def _(q, k, v, g, beta, state, slots, cu, rec_u, rec_k, rec_g, out, start) -> None:
-    return None
-
-
-def verify(
-    inputs: Inputs,
-    state: Tensor,
-    slots: Tensor,
-    bounds: list[int],
-    records: tuple[Tensor, Tensor, Tensor],
-    out: Tensor,
-    start: int,
-) -> None:
-    """Every row as one chunk that reads its state; u, k and g go to ``records``."""
-    lengths = [end - begin for begin, end in pairwise(bounds)]
-    if not lengths or max(lengths) == 0:
-        return
-    rec_u, rec_k, rec_g = records
-    if max(lengths) > rec_u.shape[1]:
-        raise ValueError(f"a verify row has {max(lengths)} tokens, the records hold {rec_u.shape[1]}")
-    rows = [r for r, n in enumerate(lengths) if n]
-    size, heads, place = -(-max(lengths) // SUB) * SUB, state.shape[1], slots.tolist()
-    part = next(blocks([bounds[r] for r in rows], [lengths[r] for r in rows], size, 1, state))
-    o, u = apply(local(inputs, part, state.dtype), borrow(state, [place[r] for r in rows]))
-    scatter(o, part, out, start)
-    u = u.view(len(rows), heads, size, -1).transpose(1, 2)  # [R, C, H, V]
-    for i, r in enumerate(rows):
-        tokens, slot, n = slice(bounds[r], bounds[r + 1]), place[r], lengths[r]
-        rec_u[slot, :n] = u[i, :n]
-        rec_k[slot, :n] = inputs.k[tokens]
-        rec_g[slot, :n] = inputs.g[tokens]
-
-
-@op(writes=("state", "window"), opaque=True)
-def kda_commit(
-    state: Tensor,
-    window: Tensor,
-    rec_u: Tensor,
-    rec_k: Tensor,
-    rec_g: Tensor,
-    rec_x: Tensor,
-    slots: Tensor,
-    accepted: Tensor,
-) -> None:
-    """Advance state(a!) and window(b!) of ``slots`` [Rv] by the first ``accepted`` [Rv] recorded rows.
-
-        S <- S exp(g_1 + .. + g_m) + sum_i u_i (k_i exp(g_{i+1} + .. + g_m))^T
-
-    accepted 0 leaves both alone. Raises ValueError for a negative count or one above J.
-    """
-    if accepted.numel() == 0:
-        return
-    low, high = accepted.min().item(), accepted.max().item()
-    if low < 0 or high > rec_u.shape[1]:
-        raise ValueError(f"accepted must lie in 0..{rec_u.shape[1]} (the recorded rows), got {low}..{high}")
-    live = [(slot, count) for slot, count in zip(slots.tolist(), accepted.tolist()) if count]
-    if not live:
-        return
-    places, counts = [slot for slot, _ in live], torch.tensor([count for _, count in live])
-    index = torch.tensor(places)
-    absent = (torch.arange(high) >= counts.unsqueeze(1))[..., None, None]  # [R, J, 1, 1]
-    u, k, g = (r[:, :high].index_select(0, index).to(state.dtype) for r in (rec_u, rec_k, rec_g))
-    u, k, g = (x.masked_fill_(absent, 0.0).transpose(1, 2).flatten(0, 1) for x in (u, k, g))  # [R * H, J, *]
-    after = torch.zeros_like(g)
-    after[:, :-1] = g[:, 1:].flip(1).cumsum(1).flip(1)
-    states = borrow(state, places)
-    advance(states, g.sum(1).exp(), u, k * after.exp_())
-    give_back(state, places, states)
-    for slot, count in live:
-        strip = torch.cat([window[slot], rec_x[slot, :count].to(window.dtype)])
-        window[slot] = strip[-3:]
-
-
-@kda_commit.fake
-def _(state, window, rec_u, rec_k, rec_g, rec_x, slots, accepted) -> None:
-    return None

@@ -227,6 +227,17 @@ def apply(local: Local, states: list[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.baddbmm(seen[:, :size], local.weights, u), u
 
 
+def scatter(o: Tensor, block: Block, out: Tensor, start: int) -> None:
+    """o [M * H, C, V] to the token rows of the block."""
+    count, heads, width = len(block.tokens), out.shape[1], out.shape[2]
+    rows = o.view(count, heads, -1, width).transpose(1, 2).to(out.dtype).flatten(0, 1)  # [M * C, H, V]
+    tokens = block.tokens.flatten()
+    if block.invalid is not None:
+        keep = (~block.invalid).flatten().nonzero().flatten()
+        rows, tokens = rows.index_select(0, keep), tokens.index_select(0, keep)
+    out.index_copy_(0, tokens + start, rows)
+
+
 def borrow(state: Tensor, slots: list[int]) -> list[Tensor]:
     """States of ``slots``: large ones as views [H, V, K] each, small ones as one copy [R * H, V, K]."""
     if len(slots) == 1 or state[0].numel() >= IN_PLACE_ELEMENTS:

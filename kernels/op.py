@@ -61,7 +61,7 @@ class Op:
     tolerance: Tolerance
     implementations: dict[str, Implementation] = field(default_factory=dict)
     open_form: Callable[..., Any] | None = None
-    make_samples: Callable[[], Iterable[tuple]] | None = None
+    make_samples: Callable[[torch.dtype], Iterable[tuple]] | None = None
     has_fake: bool = False
 
     @property
@@ -78,8 +78,10 @@ class Op:
         self.has_fake = True
         return fn
 
-    def samples(self, fn: Callable[[], Iterable[tuple]]) -> Callable[[], Iterable[tuple]]:
-        """Register a generator of argument tuples, empty and one-row cases included."""
+    def samples(
+        self, fn: Callable[[torch.dtype], Iterable[tuple]]
+    ) -> Callable[[torch.dtype], Iterable[tuple]]:
+        """Register a generator of argument tuples for a model dtype, empty and one-row cases included."""
         self.make_samples = fn
         return fn
 
@@ -97,11 +99,11 @@ class Op:
 
         return register
 
-    def each_sample(self) -> Iterator[tuple]:
-        """The sample arguments, built anew so that a writing op may change them."""
+    def each_sample(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple]:
+        """The sample arguments for a model dtype, built anew so that a writing op may change them."""
         if self.make_samples is None:
             raise LookupError(f"op {self.name} declares no samples")
-        yield from self.make_samples()
+        yield from self.make_samples(dtype)
 
 
 def op(
