@@ -95,6 +95,11 @@ class Tokenizer:
     def control_names(self) -> Mapping[int, str]:
         return {index: name for name, index in self.control_ids.items()}
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest ordinary token: a text of n characters has at least n / longest_token ids."""
+        return max(map(len, self._encoding.token_byte_values()))
+
     def is_control(self, index: int) -> bool:
         return index >= self.num_ranks
 
