@@ -9,10 +9,13 @@ Scores use the normalised rows, the mixture the raw ones. T token rows, D width,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from .op import acc_of, op
+from .samples import Draw
 
 
 @op()
@@ -39,3 +42,12 @@ def score(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 @attn_res_mix.fake
 def _(p: Tensor, blocks: Tensor, norm_w: Tensor, proj_w: Tensor, eps: float) -> Tensor:
     return p.new_empty(p.shape)
+
+
+@attn_res_mix.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for blocks, tokens in ((0, 3), (1, 0), (1, 1), (2, 5), (8, 7)):
+        yield draw.normal(tokens, 24), draw.normal(blocks, tokens, 24), draw.normal(24), draw.normal(24), 1e-5
+    bank = draw.normal(4, 9, 24)
+    yield bank[3, 2:7], bank[:3, 2:7], draw.normal(24), draw.normal(24), 1e-5

@@ -11,6 +11,7 @@ T token rows, C channels, S slots, R requests, J recorded rows; ``cu`` [R+1] bou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .op import acc, op
+from .samples import Draw, gapped, row_bounds
 
 TAPS = 4
 KEPT = TAPS - 1  # raw rows a window holds
@@ -86,6 +88,23 @@ def _(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor) -> T
     return x.new_empty(x.shape)
 
 
+@short_conv.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    yield from conv_samples(dtype, ([], [0], [1], [1, 1, 1], [3, 0, 1, 70, 2], [5]))
+
+
+def conv_samples(dtype: torch.dtype, lengths: tuple[list[int], ...]) -> Iterator[tuple]:
+    """Arguments of short_conv; every second one is a strided slice with gaps between the windows."""
+    draw, slots, channels = Draw(dtype), 8, 12
+    for i, rows in enumerate(lengths):
+        x, window = draw.normal(sum(rows), 2 * channels), draw.normal(slots, KEPT, channels)
+        if i % 2:
+            x, window = x[:, 3 : 3 + channels], gapped(window)
+        else:
+            x = x[:, :channels].contiguous()
+        yield x, draw.normal_acc(channels, TAPS), window, draw.choice(len(rows), slots), row_bounds(rows)
+
+
 @op(writes=("rec_x",), opaque=True)
 def short_conv_verify(
     x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor, rec_x: Tensor
@@ -106,3 +125,10 @@ def short_conv_verify(
 @short_conv_verify.fake
 def _(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor, rec_x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@short_conv_verify.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    for args in conv_samples(dtype, ([], [1], [4, 1, 0, 9], [2, 2])):
+        x, window = args[0], args[2]
+        yield *args, x.new_full((len(window), 9, x.shape[1]), 7.0)

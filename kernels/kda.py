@@ -7,6 +7,7 @@ T token rows, R requests, H heads, K and V key and value channels, S slots; ``cu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -28,6 +29,7 @@ from .kda_chunk import (
     sweep,
 )
 from .op import acc, acc_of, op
+from .samples import Draw, gapped, packed_heads, row_bounds
 
 
 @op()
@@ -47,6 +49,14 @@ def kda_decay(f: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float) -> 
 @kda_decay.fake
 def _(f: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float) -> Tensor:
     return f.new_empty(f.shape, dtype=acc(f.dtype))
+
+
+@kda_decay.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for tokens, bound in ((0, -5.0), (1, -5.0), (9, -5.0), (9, 0.0)):
+        yield draw.normal(tokens, 3, 8) * 3, draw.normal_acc(3), draw.normal_acc(24), bound
+    yield draw.normal(4, 64)[:, 8:32].view(4, 3, 8), draw.normal_acc(3), draw.normal_acc(24), -5.0
 
 
 @op(writes=("state",), opaque=True)
@@ -69,6 +79,25 @@ def _(q, k, v, g, beta, state, slots, cu) -> Tensor:
     return v.new_empty(v.shape)
 
 
+@kda_prefill.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    yield from kda_samples(dtype, ([], [0], [1], [1, 1, 1], [5, 0, 1, 70, 2, 16], [130, 64], [17]))
+
+
+def kda_samples(dtype: torch.dtype, lengths: tuple[list[int], ...]) -> Iterator[tuple]:
+    """Arguments of kda_prefill; every second one is cut from packed rows and has gaps in its pool."""
+    draw, slots, heads, keys, values = Draw(dtype), 8, 3, 20, 12
+    for i, rows in enumerate(lengths):
+        tokens = sum(rows)
+        q, k = draw.unit(tokens, heads, keys) * keys**-0.5, draw.unit(tokens, heads, keys)
+        v, beta = draw.normal(tokens, heads, values), draw.fraction(tokens, heads)
+        g = -(5.0 if i % 3 else 30.0) * draw.fraction(tokens, heads, keys) ** 2
+        state = draw.normal_acc(slots, heads, values, keys)
+        if i % 2:
+            (q, k, v), state = packed_heads([q, k, v]), gapped(state)
+        yield q, k, v, g, beta, state, draw.choice(len(rows), slots), row_bounds(rows)
+
+
 @op(writes=("state", "out"), opaque=True)
 def kda_prefill_into(
     q: Tensor,
@@ -89,6 +118,13 @@ def kda_prefill_into(
 @kda_prefill_into.fake
 def _(q, k, v, g, beta, state, slots, cu, out, start) -> None:
     return None
+
+
+@kda_prefill_into.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    for args in kda_samples(dtype, ([], [1], [3, 1, 40])):
+        v = args[2]
+        yield *args, v.new_full((len(v) + 5, *v.shape[1:]), 7.0), 2
 
 
 def forward(inputs: Inputs, state: Tensor, slots: Tensor, bounds: list[int], out: Tensor, start: int) -> None:

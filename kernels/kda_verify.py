@@ -9,13 +9,16 @@ T token rows, R requests, H heads, K and V key and value channels, C conv channe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from .kda import kda_samples
 from .kda_chunk import SUB, Inputs, advance, apply, blocks, borrow, give_back, local, scatter
 from .op import op
+from .samples import Draw
 
 
 @op(writes=("rec_u", "rec_k", "rec_g"), opaque=True)
@@ -47,6 +50,20 @@ def _(q, k, v, g, beta, state, slots, cu, rec_u, rec_k, rec_g) -> Tensor:
     return v.new_empty(v.shape)
 
 
+@kda_verify.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    for args in kda_samples(dtype, ([], [1], [9, 2, 0, 5], [4, 4])):
+        yield *args, *records(args)
+
+
+def records(args: tuple) -> tuple[Tensor, Tensor, Tensor]:
+    """Record pools of nine rows for the arguments of kda_prefill."""
+    k, state = args[1], args[5]
+    slots, heads, values, keys = state.shape
+    rec_u = state.new_full((slots, 9, heads, values), 7.0)
+    return rec_u, k.new_full((slots, 9, heads, keys), 7.0), state.new_full((slots, 9, heads, keys), 7.0)
+
+
 @op(writes=("rec_u", "rec_k", "rec_g", "out"), opaque=True)
 def kda_verify_into(
     q: Tensor,
@@ -70,6 +87,13 @@ def kda_verify_into(
 @kda_verify_into.fake
 def _(q, k, v, g, beta, state, slots, cu, rec_u, rec_k, rec_g, out, start) -> None:
     return None
+
+
+@kda_verify_into.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    for args in kda_samples(dtype, ([2, 9],)):
+        v = args[2]
+        yield *args, *records(args), v.new_full((len(v) + 5, *v.shape[1:]), 7.0), 3
 
 
 def verify(
@@ -143,3 +167,15 @@ def kda_commit(
 @kda_commit.fake
 def _(state, window, rec_u, rec_k, rec_g, rec_x, slots, accepted) -> None:
     return None
+
+
+@kda_commit.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw, slots, heads, keys, values, rows = Draw(dtype), 6, 3, 20, 12, 5
+    channels = heads * (2 * keys + values)
+    for accepted in ([], [0], [5], [1, 0, 3]):
+        state, window = draw.normal_acc(slots, heads, values, keys), draw.normal(slots, 3, channels)
+        u, k = draw.normal_acc(slots, rows, heads, values), draw.unit(slots, rows, heads, keys)
+        g, x = -5.0 * draw.fraction(slots, rows, heads, keys), draw.normal(slots, rows, channels)
+        places = draw.choice(len(accepted), slots)
+        yield state, window, u, k, g, x, places, torch.tensor(accepted, dtype=torch.int64)

@@ -12,6 +12,7 @@ position, v value width; ``seen`` [R] tokens before this step. No row past a con
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .op import acc, op
+from .samples import Draw, row_bounds
 
 ABSORBED_ROWS = 16  # longest row that is absorbed: a verify step of 8 drafts fits, a prefill chunk does not
 QUERY_BLOCK = 128  # queries of a long row that meet the context together, at least
@@ -39,6 +41,24 @@ def mla_write(latent: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Te
 @mla_write.fake
 def _(latent: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Tensor) -> None:
     return None
+
+
+@mla_write.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw, size, width = Draw(dtype), 4, 12
+    for lengths, seen in (([], []), ([0], [3]), ([1], [0]), ([5, 0, 1, 18], [3, 2, 4, 0])):
+        pages = draw.normal(24, size, width)
+        yield draw.normal(sum(lengths), width), pages, *paging(draw, lengths, seen, 24, size)
+
+
+def paging(draw: Draw, lengths: list[int], seen: list[int], pages: int, size: int) -> tuple:
+    """(table, seen, cu) of rows that own different pages in no order."""
+    need = [-(-(s + n) // size) for s, n in zip(seen, lengths)]
+    free = draw.choice(sum(need), pages)
+    table = torch.zeros(len(lengths), max(need, default=0) + 1, dtype=torch.int64)
+    for row, owned in zip(table, free.split(need)):
+        row[: len(owned)] = owned
+    return table, torch.tensor(seen, dtype=torch.int64), row_bounds(lengths)
 
 
 @op(opaque=True)
@@ -183,3 +203,21 @@ def expand(known: Tensor, kv: Tensor, nope: int) -> tuple[Tensor, Tensor]:
 @mla_attend.fake
 def _(q, kv_b, pages, table, seen, cu, scale):
     return q.new_empty(q.shape[0], q.shape[1], widths(q, kv_b, pages)[2])
+
+
+@mla_attend.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw, size, heads, nope, rope, value, latent = Draw(dtype), 4, 3, 8, 4, 6, 16
+    cases = (
+        ([], []),
+        ([0], [3]),
+        ([1], [0]),
+        ([1, 1], [30, 7]),
+        ([5, 0, 1, 20], [3, 2, 40, 0]),
+        ([19], [30]),
+    )
+    for lengths, seen in cases:
+        pages = draw.normal(40, size, latent + rope)
+        q = draw.normal(sum(lengths), heads, 2 * (nope + rope))[..., : nope + rope]
+        kv_b = draw.normal(heads * (nope + value), latent) * latent**-0.5
+        yield q, kv_b, pages, *paging(draw, lengths, seen, 40, size), (nope + rope) ** -0.5

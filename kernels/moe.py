@@ -9,14 +9,15 @@ T token rows, D width, L latent, E experts, I inner, k chosen experts a token, N
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .mxfp4 import unpack
+from .mxfp4 import pack, unpack
 from .op import acc, acc_of, op
+from .samples import Draw
 from .situ import situ_wide
 
 
@@ -44,6 +45,21 @@ def route(
 def _(x, gate_w, bias, top_k, scale, renormalize):
     tokens = x.shape[0]
     return x.new_empty(tokens, top_k, dtype=acc(x.dtype)), x.new_empty(tokens, top_k, dtype=torch.int64)
+
+
+@route.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for tokens in (0, 1, 9):
+        yield draw.normal(tokens, 24), draw.normal(10, 24), draw.normal_acc(10) * 0.1, 3, 2.446, True
+    yield (
+        draw.normal(4, 48)[:, 8:32],
+        torch.zeros(6, 24, dtype=dtype),
+        torch.zeros(6, dtype=draw.wide),
+        2,
+        1.0,
+        False,
+    )
 
 
 def each_expert(z: Tensor, ids: Tensor, num_experts: int, one: Callable[[int, Tensor], Tensor]) -> tuple:
@@ -110,6 +126,22 @@ def _(z, ids, w1, w1_scale, w3, w3_scale, w2, w2_scale, beta, linear_beta):
     return unfinalized_like(z, ids)
 
 
+@experts_unfinalized.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw, experts, latent, inner = Draw(dtype), 5, 64, 96
+    gate, up = (pack(draw.exact(experts, inner, latent) * latent**-0.5) for _ in range(2))
+    down = pack(draw.exact(experts, latent, inner) * inner**-0.5)
+    for z, ids in tokens_and_experts(draw, experts, latent):
+        yield z, ids, *gate, *up, *down, 4.0, 25.0
+
+
+def tokens_and_experts(draw: Draw, experts: int, latent: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(z, ids): none, one, many, and many with holes."""
+    for tokens in (0, 1, 9):
+        yield draw.normal(tokens, latent), draw.below(experts, tokens, 2)
+    yield draw.normal(5, 2 * latent)[:, :latent], draw.below(experts + 1, 5, 3) - 1
+
+
 @op(opaque=True)
 def experts_unfinalized_dense(
     z: Tensor, ids: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, beta: float, linear_beta: float
@@ -126,6 +158,15 @@ def experts_unfinalized_dense(
 @experts_unfinalized_dense.fake
 def _(z, ids, w1, w3, w2, beta, linear_beta):
     return unfinalized_like(z, ids)
+
+
+@experts_unfinalized_dense.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw, experts, latent, inner = Draw(dtype), 5, 24, 40
+    w1, w3 = (draw.normal(experts, inner, latent) * latent**-0.5 for _ in range(2))
+    w2 = draw.normal(experts, latent, inner) * inner**-0.5
+    for z, ids in tokens_and_experts(draw, experts, latent):
+        yield z, ids, w1, w3, w2, 0.0, 0.0
 
 
 def unfinalized_like(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,3 +191,15 @@ def finalize(rows: Tensor, w: Tensor, idx: Tensor) -> Tensor:
 @finalize.fake
 def _(rows: Tensor, w: Tensor, idx: Tensor) -> Tensor:
     return rows.new_empty(idx.shape[0], rows.shape[1])
+
+
+@finalize.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for tokens, count in ((0, 0), (1, 2), (7, 30)):
+        yield (
+            draw.normal(count, 24),
+            draw.fraction(tokens, 4),
+            draw.below(count + 1, tokens, 4, dtype=torch.int32) - 1,
+        )
+    yield draw.normal(0, 24), draw.fraction(3, 2), torch.full((3, 2), -1, dtype=torch.int32)

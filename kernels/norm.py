@@ -5,10 +5,13 @@ D row width, T token rows, H heads, K and V key and value channels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from .op import acc_of, op
+from .samples import Draw
 
 L2_EPS = 1e-6
 
@@ -26,6 +29,14 @@ def _(x: Tensor, w: Tensor, eps: float) -> Tensor:
     return torch.empty_like(x)
 
 
+@rms_norm.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for shape in ((0, 24), (1, 24), (7, 24), (2, 3, 40)):
+        yield draw.normal(*shape), draw.normal(shape[-1]), 1e-5
+    yield draw.normal(5, 48)[:, 8:40], draw.normal(32), 1e-6
+
+
 @op()
 def l2_norm(x: Tensor, scale: float) -> Tensor:
     """x / |x| * scale over the last dimension, 1e-6 inside the root.  x [..., K] -> like x."""
@@ -39,6 +50,15 @@ def _(x: Tensor, scale: float) -> Tensor:
     return torch.empty_like(x)
 
 
+@l2_norm.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for shape in ((0, 3, 16), (1, 3, 16), (6, 2, 20)):
+        yield draw.normal(*shape), 16**-0.5
+    yield draw.normal(5, 96)[:, 32:64].view(5, 2, 16), 1.0
+    yield torch.zeros(2, 2, 8, dtype=dtype), 1.0
+
+
 @op()
 def gated_rms_norm(x: Tensor, gate: Tensor, w: Tensor, eps: float) -> Tensor:
     """Norm first, then gain, then sigmoid gate; one rounding.  x, gate [T, H, V], w [V] -> like gate."""
@@ -50,3 +70,11 @@ def gated_rms_norm(x: Tensor, gate: Tensor, w: Tensor, eps: float) -> Tensor:
 @gated_rms_norm.fake
 def _(x: Tensor, gate: Tensor, w: Tensor, eps: float) -> Tensor:
     return gate.new_empty(gate.shape)
+
+
+@gated_rms_norm.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for tokens in (0, 1, 9):
+        yield draw.normal(tokens, 3, 20), draw.normal(tokens, 3, 20), draw.normal_acc(20), 1e-5
+    yield draw.normal(4, 2, 16), draw.normal(4, 2, 48)[..., 16:32], draw.normal_acc(16), 1e-5

@@ -51,15 +51,15 @@ class Draw:
         return torch.randint(bound, shape, generator=self.source, dtype=dtype)
 
 
-def bounds(lengths: list[int]) -> Tensor:
+def row_bounds(lengths: list[int]) -> Tensor:
     """cu [R+1] of rows of these lengths."""
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int64)
 
 
 def packed_heads(parts: list[Tensor]) -> list[Tensor]:
-    """[T, H, *] tensors as strided slices of one packed row [T, sum of H * *], the way a fused projection is cut."""
+    """[T, H, *] tensors as strided slices of one packed row, the way a fused projection is cut."""
     flat = torch.cat([part.flatten(1) for part in parts], 1)
-    cut = flat.split([part[0].numel() if len(part) else part.shape[1] * part.shape[2] for part in parts], 1)
+    cut = flat.split([part.shape[1] * part.shape[2] for part in parts], 1)
     return [piece.view(part.shape) for piece, part in zip(cut, parts)]
 
 

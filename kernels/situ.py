@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from .op import acc_of, op
+from .samples import Draw
 
 
 @op()
@@ -28,3 +31,13 @@ def situ_wide(gate: Tensor, up: Tensor, beta: float, linear_beta: float) -> Tens
 @situ.fake
 def _(gate: Tensor, up: Tensor, beta: float, linear_beta: float) -> Tensor:
     return gate.new_empty(gate.shape)
+
+
+@situ.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for tokens in (0, 1, 7):
+        yield draw.normal(tokens, 24) * 4, draw.normal(tokens, 24) * 30, 4.0, 25.0
+    both = draw.normal(5, 32)
+    yield both[:, :16], both[:, 16:], 4.0, 25.0
+    yield both[:, :16], both[:, 16:], 0.0, 0.0
