@@ -64,7 +64,7 @@ def range_of(index: fx.Node, prover: Prover) -> Answer:
 
 def origin(index: fx.Node) -> str:
     """What a person would say the index comes from."""
-    while index.target in RESHAPES or RULES.get(index.target) in (same_values, part, piece):
+    while index.target in SAME_ORIGIN or RULES.get(index.target) in (same_values, part, piece):
         index = index.args[0]
     kinds = {"placeholder": "a graph input", "get_attr": "a constant"}
     return kinds.get(index.op) or op_name(index)
@@ -134,13 +134,17 @@ def joined(node: fx.Node, prover: Prover) -> Answer:
     return answers[0]
 
 
-RESHAPES = {
+SAME_ORIGIN = {  # looked through to say where an index comes from, not to prove anything
     aten.squeeze.default,
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.unsqueeze.default,
     aten.select.int,
     aten.permute.default,
+    aten.clamp.default,
+    aten.clamp_min.default,
+    aten.maximum.default,
+    aten.remainder.Scalar,
 }
 SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unsafe_split.Tensor}
 RULES: dict[object, Rule] = {

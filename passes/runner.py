@@ -61,17 +61,18 @@ class Context:
     """What passes and runner are given for one graph: plain values and services.
 
     disabled: names of passes not to run. fuel: see :class:`Fuel`. veto(name): True forbids the next rewrite
-    of that pass (the bisector's hook). verify: ``static`` re-checks every pass. on_error: ``raise`` a
-    PassError or ``fallback`` to the graph as it was before the pass. fake_mode: found on the graph's values
-    when None. clone_graph: copies a graph with all that its level keeps on nodes. snapshot(gm) is called
-    before and after each pass when on_pass is set, which then gets (name, before, after, seconds).
+    of that pass (the bisector's hook). verify: unless ``off``, every pass is checked statically. on_error:
+    ``raise`` a PassError or ``fallback`` to the graph as it was before the pass. fake_mode: found on the
+    graph's values when None. clone_graph: copies a graph with all that its level keeps on nodes.
+    snapshot(gm) is called before and after each pass when on_pass is set, which then gets (name, before,
+    after, seconds).
     """
 
     level: Level
     disabled: frozenset[str] = frozenset()
     fuel: Fuel = field(default_factory=Fuel)
     veto: Callable[[str], bool] = lambda name: False
-    verify: Literal["off", "static"] = "off"
+    verify: Literal["off", "static", "differential"] = "off"
     on_error: Literal["raise", "fallback"] = "raise"
     fake_mode: FakeTensorMode | None = None
     prover: Prover | None = None
@@ -126,7 +127,7 @@ def run_one(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassRecord:
 
 def checked(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassResult:
     """Run the pass, clean up behind it, and hold it to what it may not change."""
-    expected = Signature.of(gm.graph) if ctx.verify == "static" else None
+    expected = None if ctx.verify == "off" else Signature.of(gm.graph)
     result = one.run(gm, ctx)
     if result.changed:
         remove_dead(gm.graph)
