@@ -111,7 +111,7 @@ class Scheduler:
             count = self._count(request, room - charge - later, share)
             holding = self.cache.grow(request, count)
             if holding is None:
-                self._preempt(running.pop())  # the newest yields, perhaps the request itself
+                self.preempt(running[-1])  # the newest yields, perhaps the request itself
                 preempted = True
                 continue
             work.append(make_work(request, count, holding))
@@ -165,6 +165,16 @@ class Scheduler:
         self.cache.release(request)
         return True
 
+    def preempt(self, request: Request) -> None:
+        """Put a running request back in the queue, to replay its prompt and output later."""
+        self.running.remove(request)
+        self.cache.release(request)
+        request.seen = 0
+        request.drafts = []
+        request.preemptions += 1
+        self.preemptions += 1
+        insort(self.waiting, request, key=rank_of)
+
     def _count(self, request: Request, room: int, share: int) -> int:
         """Rows for a request: all it needs, cut to the room and, for a prompt longer than a step, to its
         share.
@@ -195,15 +205,6 @@ class Scheduler:
         light = [u for u in prompts if u <= fair]
         least = min(limits.long_prefill_tokens, budget // 2)
         return max((rows - sum(light)) // (len(prompts) - len(light)), least, 1)
-
-    def _preempt(self, request: Request) -> None:
-        """Put a running request back in the queue, to replay its prompt and output later."""
-        self.cache.release(request)
-        request.seen = 0
-        request.drafts = []
-        request.preemptions += 1
-        self.preemptions += 1
-        insort(self.waiting, request, key=rank_of)
 
 
 def make_work(request: Request, count: int, holding: Holding) -> Work:
