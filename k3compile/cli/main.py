@@ -1,0 +1,81 @@
+"""The `k3` command: verbs are looked up by name and imported when they are asked for.
+
+    k3 serve ...  ->  k3compile/cli/serve.py      a function `serve`, or a typer.Typer `app` with sub-verbs
+
+A verb returns nothing or an exit code. ``ValueError`` is the user's mistake: one line on stderr and code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+VERBS = ("serve", "chat", "make-checkpoint", "explain", "inspect", "doctor", "bench")
+
+
+class LazyVerbs(TyperGroup):
+    """Knows the verbs by name and builds one only when it is used, so that `k3 --help` starts no torch."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name in VERBS if find_spec(module_of(name))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = import_module(module_of(cmd_name))
+        app = getattr(module, "app", None)
+        if app is None:
+            app = typer.Typer(add_completion=False)
+            app.command(cmd_name)(getattr(module, cmd_name.replace("-", "_")))
+        command = typer.main.get_command(app)
+        command.name = cmd_name
+        return command
+
+
+def module_of(verb: str) -> str:
+    return f"k3compile.cli.{verb.replace('-', '_')}"
+
+
+def exit_with(code: object, **options: object) -> None:
+    """What a verb returned is the exit code."""
+    raise typer.Exit(code if isinstance(code, int) else 0)
+
+
+app = typer.Typer(
+    cls=LazyVerbs,
+    help="k3compile: compute the fast Kimi K3 from the plain one, and serve it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    result_callback=exit_with,
+)
+
+
+@app.callback()
+def k3() -> None:
+    """k3compile: compute the fast Kimi K3 from the plain one, and serve it."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 a verb's own "no", 2 misuse."""
+    try:
+        app(args=arguments, prog_name="k3")
+    except ValueError as error:
+        fail(str(error))
+
+
+def fail(message: str) -> None:
+    """Say what is wrong and exit with code 2."""
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]error[/]: {escape(message)}", highlight=False)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""`k3 serve DIR`: an OpenAI-compatible server for one checkpoint.
+
+It answers as soon as the weights are loaded, with the model as it is written; compilation goes on behind,
+and the engine changes over between two steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import __version__
+from ..options import CompileOptions
+from ..runtime.engine_config import EngineConfig
+from ..runtime.server.server_config import ServerConfig
+from .flags import pick, with_flags
+from .loading import DTYPES, Loaded, check_checkpoint, load, log_to_stderr
+
+log = logging.getLogger(__name__)
+
+
+def serve_checkpoint(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json, tiktoken.model and weights.")],
+    dtype: Annotated[str, typer.Option(help=f"Of activations and caches: {', '.join(DTYPES)}.")] = "float32",
+    resident: Annotated[str | None, typer.Option(help="Of the weights in memory; default: dtype.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="Name for clients; default: the folder's.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File that holds the key.")] = None,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile while serving.")] = True,
+    features: Annotated[str, typer.Option(help="Reference point, or features with commas.")] = "default",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "info",
+    **flags: Any,
+) -> int:
+    """Serve a checkpoint over HTTP with OpenAI's API until SIGINT or SIGTERM."""
+    log_to_stderr(log_level)
+    check_checkpoint(checkpoint)
+    if api_key_file is not None:
+        flags["api_key"] = read_key(api_key_file)
+    name = model_name or checkpoint.resolve().name
+    server = pick(ServerConfig, {**flags, "model_name": name})
+    options = pick(CompileOptions, {**flags, "features": chosen(features)})
+    engine_config = pick(EngineConfig, flags)
+
+    from ..runtime.server.app import build_app
+    from ..runtime.server.run import bind, serve, url_of
+
+    listener = bind(server)
+    loaded = load(checkpoint, engine_config, dtype, resident)
+    app = build_app(loaded.engine, loaded.tokenizer, server, __version__)
+
+    def announce() -> None:
+        print(f"k3compile {__version__} serves {name!r} at {url_of(listener)} (Ctrl-C ends it)", flush=True)
+
+    compiling = compile_behind(loaded, options) if compiled else None
+    ended = serve(app, loaded.engine, listener, server, announce)
+    leave_if_busy(ended, compiling)
+    return 0
+
+
+serve = with_flags(
+    serve_checkpoint,
+    (EngineConfig, ()),
+    (ServerConfig, ("model_name",)),
+    (CompileOptions, ()),
+)
+serve.__name__ = "serve"
+
+
+def compile_behind(loaded: Loaded, options: CompileOptions) -> threading.Thread:
+    """Compile on a thread; the engine uses the result from the first step after it is ready."""
+    from ..forward import CompiledForward, compile_in_background
+
+    def ready(forward: CompiledForward) -> None:
+        loaded.engine.use(forward)
+        log.info("serving compiled from now on: %d graphs in %.1f s", forward.graphs(), forward.seconds)
+
+    def failed(error: Exception) -> None:
+        log.error("serving uncompiled: %s", error)
+
+    log.info("serving uncompiled; compiling behind it")
+    return compile_in_background(loaded.model, loaded.engine.pools, options, ready, failed)
+
+
+def leave_if_busy(ended: bool, compiling: threading.Thread | None) -> None:
+    """End the process here when a thread of ours is deep in a step or a compiler: neither can be told to
+    stop, and the interpreter must not be taken down around it.
+    """
+    if ended and (compiling is None or not compiling.is_alive()):
+        return
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def chosen(features: str) -> str | tuple[str, ...]:
+    names = tuple(name.strip() for name in features.split(",") if name.strip())
+    return names[0] if len(names) == 1 else names
+
+
+def read_key(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"cannot read the API key: {error}") from None
