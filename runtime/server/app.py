@@ -28,7 +28,7 @@ def build_app(
     errors.install(app)
     app.include_router(endpoints.router(service))
     add_operations(app, service, metrics, version)
-    app.add_middleware(Guard, api_key=config.api_key, metrics=metrics, routes=app.router)
+    app.add_middleware(Guard, api_key=config.api_key, metrics=metrics)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: object, error: ClientDisconnect) -> Response:
