@@ -143,7 +143,6 @@ def draw(name: str, shape: tuple[int, ...], seed: int, config: K3Config, size: P
         return 0.5 * normal
     values = normal * shape[-1] ** -0.5
     if leaf == "lm_head":
-        values *= 2
         quiet = (
             np.arange(shape[0]) >= size.ranks
         )  # control tokens are rare in text, except the last of a message
