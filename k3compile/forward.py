@@ -42,7 +42,7 @@ class CompiledForward:
         self.model, self.pools, self.options = model, pools, options
         self.reports: list[Report] = []
         self.seconds = 0.0
-        self._layer = torch.compile(
+        self.layer = torch.compile(
             DecoderLayer.forward, backend=self._compile, fullgraph=True, dynamic=None, isolate_recompiles=True
         )
 
@@ -53,7 +53,7 @@ class CompiledForward:
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            return self.model(step, self.pools, layer=self._layer)
+            return self.model(step, self.pools, layer=self.layer)
 
     def graphs(self) -> int:
         """Graphs compiled so far; it stays what it was after the warm-up."""

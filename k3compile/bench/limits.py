@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: bytes a second that a decode step may read, FLOPs a second of a prefill."""
+"""What this machine can do at most, measured: bytes read and FLOPs a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a model prefills and decodes here: eager, plain Inductor and k3, in one run, beside the machine's limits.
+"""How fast a model runs here: eager, plain Inductor and k3, in one run, beside the machine's limits.
 
     prefill    one request, ``prompt`` tokens in one pass          tokens/s, share of the matmul rate
     decode     one request, one token a pass                       tokens/s, share of the read bandwidth
@@ -12,8 +12,10 @@ All modes share weights and pools; rounds take turns, so a disturbance meets eac
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -203,23 +205,30 @@ def host_by_kind(modes: Sequence[str], rounds: int = 30) -> dict[str, dict[objec
         make_checkpoint(Path(folder) / "tiny", "tiny", seed=0)
         model = load_model(Path(folder) / "tiny")
     pools = model.make_pools(SLOT + 1, 2, PAGE)
+    kinds = {id(block): model.config.kind(i) for i, block in enumerate(model.layers)}
     found = {}
     for mode in modes:
-        layer, _ = layer_of(mode, model, pools)
         times: dict[object, list[float]] = {}
-
-        def timed(block: DecoderLayer, *args: object, layer: Layer = layer, times: dict = times) -> Tensor:
-            result = []
-            kind = model.config.kind(index_of[id(block)])
-            times.setdefault(kind, []).append(seconds(lambda: result.append(layer(block, *args))))
-            return result[0]
-
-        index_of = {id(block): i for i, block in enumerate(model.layers)}
+        timed = partial(time_layer, layer_of(mode, model, pools)[0], kinds, times)
         with torch.inference_mode():
             for _ in range(rounds):
                 model(null_step(model.place.device), pools, layer=timed)
         found[mode] = {kind: Sample(tuple(values)).median for kind, values in times.items()}
     return found
+
+
+def time_layer(
+    layer: Layer,
+    kinds: dict[int, object],
+    times: dict[object, list[float]],
+    block: DecoderLayer,
+    *args: object,
+) -> Tensor:
+    """Run ``layer`` and keep how long it took under the kind of its block."""
+    start = time.perf_counter()
+    result = layer(block, *args)
+    times.setdefault(kinds[id(block)], []).append(time.perf_counter() - start)
+    return result
 
 
 def touched_bytes(model: Model) -> int:

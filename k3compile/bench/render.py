@@ -1,4 +1,4 @@
-"""A benchmark as a table for people and as JSON for programs: the same numbers, ratios to plain Inductor included."""
+"""A benchmark as a table for people and as JSON for programs: the same numbers."""
 
 from __future__ import annotations
 
