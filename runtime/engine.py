@@ -210,22 +210,26 @@ class Engine:
         try:
             choices = self._run(work)
             results = [result_of(w, choices.get(w.request)) for w in work]
-        except (
-            Exception
-        ) as error:  # a forward can fail in any way; the requests of this step end, the others go on
+        except Exception as error:  # a forward can fail in any way: its requests end, the others go on
             log.exception("step %d failed with %d requests in it", self._counters.steps, len(work))
             self._counters.failed_steps += 1
             self._counters.last_error = f"{type(error).__name__}: {error}"
             results = [Result(w, error=self._counters.last_error) for w in work]
+        except BaseException:  # Ctrl-C offline: the books must be right for the next call
+            self._finish(work, [Result(w, error="interrupted") for w in work], {})
+            raise
+        self._finish(work, results, choices)
+        return True
+
+    def _finish(self, work: list[Work], results: list[Result], choices: dict[Request, Choice]) -> None:
+        """Close the step's books and tell everybody what they got."""
         self._counters.step_started = None
         self._counters.steps += 1
         self._counters.rows += sum(w.count for w in work)
         for progress in self.scheduler.commit(results):
             choice = choices.get(progress.request)
-            self._deliver(
-                progress, [choice.logprobs] if choice and choice.logprobs and progress.tokens else None
-            )
-        return True
+            listed = [choice.logprobs] if choice and choice.logprobs and progress.tokens else None
+            self._deliver(progress, listed)
 
     @torch.no_grad()
     def _run(self, work: list[Work]) -> dict[Request, Choice]:

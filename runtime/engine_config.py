@@ -14,13 +14,14 @@ class EngineConfig:
     """Settings of an engine. Raises one ValueError that lists every contradiction.
 
     max_num_batched_tokens: token rows of one step. max_num_seqs: requests that run at once; each owns a
-    state slot. page_size: tokens of a latent page. num_pages, or kv_cache_bytes for latents and state
-    together (at most one of the two; neither: up to 1 GiB, no more than max_num_seqs requests of
-    max_model_len can use). max_model_len: prompt and output of one request (None: what the model and the
-    pages allow). num_drafts: drafts a request may have verified in a step. adaptive_budget: charge drafts
-    only for requests in the step. long_prefill_tokens: the least chunk of a prompt that is longer than a
-    step. granule: chunks end on its multiples. max_waiting: requests in the queue before submit refuses.
-    poison: fill freed pages and slots with NaN (debugging).
+    state slot. page_size: tokens of a latent page. num_pages: latent pages, the null page among them.
+    kv_cache_bytes: instead of num_pages, bytes for latents and state together (neither: up to 1 GiB, no more
+    than max_num_seqs requests of max_model_len can use). max_model_len: prompt and output of one request
+    (None: what the model and the pages allow). num_drafts: drafts a request may have verified in a step.
+    draft_limit: rows of one draft pass (None: max_num_batched_tokens). adaptive_budget: charge drafts only
+    for requests in the step. long_prefill_tokens: the least chunk of a prompt that is longer than a step,
+    when several share it. granule: prefill chunks end on its multiples where they can. max_waiting: requests
+    in the queue before submit refuses. poison: fill freed pages and slots with NaN (debugging).
     """
 
     max_num_batched_tokens: int = 2048

@@ -204,6 +204,18 @@ def test_a_failed_forward_ends_the_requests_of_that_step_and_no_other(toy):
     assert engine.cache.pages.used == 0
 
 
+def test_an_interrupted_step_leaves_the_books_right(toy):
+    model = toy.Model()
+    engine = toy.engine(model)
+    listener = toy.Listener()
+    engine.submit(Request("a", [5, 6], toy.greedy(5)), listener)
+    model.fail_next = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert (listener.finish, listener.error) == ("error", "interrupted")
+    assert toy.run(engine, [Request("b", [5, 6], toy.greedy(5))])["b"].tokens == toy.alone([5, 6], 5)
+
+
 def test_a_request_whose_logits_are_not_finite_fails_alone(toy):
     model = toy.Model()
     engine = toy.engine(model)
