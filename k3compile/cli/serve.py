@@ -73,17 +73,23 @@ serve.__name__ = "serve"
 
 def compile_behind(loaded: Loaded, options: CompileOptions) -> threading.Thread:
     """Compile on a thread; the engine uses the result from the first step after it is ready."""
-    from ..forward import CompiledForward, compile_in_background
 
-    def ready(forward: CompiledForward) -> None:
-        loaded.engine.use(forward)
-        log.info("serving compiled from now on: %d graphs in %.1f s", forward.graphs(), forward.seconds)
+    def work() -> None:
+        from ..forward import CompiledForward, compile_in_background  # takes seconds, so not before we serve
 
-    def failed(error: Exception) -> None:
-        log.error("serving uncompiled: %s", error)
+        def ready(forward: CompiledForward) -> None:
+            loaded.engine.use(forward)
+            log.info("serving compiled from now on: %d graphs in %.1f s", forward.graphs(), forward.seconds)
+
+        def failed(error: Exception) -> None:
+            log.error("serving uncompiled: %s", error)
+
+        compile_in_background(loaded.model, loaded.engine.pools, options, ready, failed).join()
 
     log.info("serving uncompiled; compiling behind it")
-    return compile_in_background(loaded.model, loaded.engine.pools, options, ready, failed)
+    thread = threading.Thread(target=work, name="k3-compile-start", daemon=True)
+    thread.start()
+    return thread
 
 
 def leave_if_busy(ended: bool, compiling: threading.Thread | None) -> None:
