@@ -39,6 +39,13 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOpt
     Raises PassError for a failing pass (on_error ``raise``), CannotObey for an implementation that cannot be
     used, ValueError for an unmet ``require``; whatever the inner compiler raises.
     """
+    return compile_with_report(gm, inputs, options)[0]
+
+
+def compile_with_report(
+    gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions
+) -> tuple[Callable[..., Any], report.Report]:
+    """:func:`compile_graph`, and the report that it kept."""
     return Compile(gm, inputs, options, read_switches()).run()
 
 
@@ -66,7 +73,7 @@ class Compile:
         self.key = f"{snapshot.digest(before)}-{self.name[:12]}"
         self.dump = dumper(switches.dump, self.key)
 
-    def run(self) -> Callable[..., Any]:
+    def run(self) -> tuple[Callable[..., Any], report.Report]:
         """Compile, then keep the report."""
         if objection := torch_private.version_objection():
             return self.hand_on(torch_private.clone_dynamo_graph(self.gm), objection)
@@ -82,8 +89,7 @@ class Compile:
             compiled = self.compile()
         made = self.make_report()
         self.check_required(made)
-        report.keep(made, torch_private.cache_folder(), self.options.report)
-        return compiled
+        return compiled, self.keep(made)
 
     def compile(self) -> Callable[..., Any]:
         """Passes and the inner compiler, on a copy of the graph."""
@@ -148,16 +154,17 @@ class Compile:
         if closed:
             self.notes.append(f"cannot be opened: {', '.join(closed)}")
 
-    def hand_on(self, gm: fx.GraphModule, reason: str) -> Callable[..., Any]:
+    def hand_on(self, gm: fx.GraphModule, reason: str) -> tuple[Callable[..., Any], report.Report]:
         """What the inner compiler alone makes of ``gm``."""
         if self.inner == "inductor":
             compiled = torch_private.compile_with_inductor(gm, self.inputs, dict(self.options.inductor))
         else:
             compiled = inner.other(self.inner, gm, self.inputs)
         self.passes_ran = True  # there are none: no stored report would say more
-        made = replace(self.make_report(), status="handed on", reason=reason)
-        report.keep(made, torch_private.cache_folder(), self.options.report)
-        return compiled
+        return compiled, self.keep(replace(self.make_report(), status="handed on", reason=reason))
+
+    def keep(self, made: report.Report) -> report.Report:
+        return report.keep(made, torch_private.cache_folder(), self.options.report)
 
     def note_passes_skipped(self) -> None:
         self.notes.append(f"{self.inner} takes Dynamo's graph: the ATen passes were not run")

@@ -18,42 +18,66 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .backend import compile_graph
+from .backend import compile_with_report
 from .options import CompileOptions
-from .report import Report, latest
+from .report import Report
 from .runtime.cache.pools import KdaPools, MlaPools
 from .runtime.model import UNBACKED_SOURCES, DecoderLayer, Model
 from .runtime.step import Step
 
 log = logging.getLogger(__name__)
 Pools = Sequence[KdaPools | MlaPools]
-SERVING = {"size_asserts": False, "scalar_asserts": False}  # checked while tests run, not on every token
+SERVING = {"size_asserts": False, "alignment_asserts": False}  # Dynamo's guards check the inputs already
+
+
+class LayerCompiler:
+    """``DecoderLayer.forward``, compiled: call it with a layer in front of its arguments."""
+
+    def __init__(self, options: CompileOptions) -> None:
+        if options.inner == "inductor":
+            options = replace(options, inductor=SERVING | dict(options.inductor))
+        self.options = options
+        self.reports: list[Report] = []  # one a graph, in the order of compilation
+        self._forward = torch.compile(
+            DecoderLayer.forward, backend=self._compile, fullgraph=True, dynamic=None, isolate_recompiles=True
+        )
+
+    def __call__(self, layer: DecoderLayer, *args: Any) -> Tensor:
+        return self._forward(layer, *args)
+
+    def _compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled, report = compile_with_report(gm, inputs, self.options)
+        self.reports.append(report)
+        return compiled
 
 
 class CompiledForward:
     """``forward(step) -> (hidden [T, D], taps [n, T, D])``, with the pools it was compiled for."""
 
     def __init__(self, model: Model, pools: Pools, options: CompileOptions) -> None:
-        self.model, self.pools, self.options = model, pools, options
-        self.reports: list[Report] = []
+        self.model, self.pools = model, pools
         self.seconds = 0.0
-        self.layer = torch.compile(
-            DecoderLayer.forward, backend=self._compile, fullgraph=True, dynamic=None, isolate_recompiles=True
-        )
-
-    def _compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled = compile_graph(gm, inputs, self.options)
-        self.reports.append(latest())
-        return compiled
+        self._inference = pools[0][0].is_inference()
+        self._layer = LayerCompiler(options)
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
-        with torch.inference_mode():
-            return self.model(step, self.pools, layer=self.layer)
+        # A graph is guarded by whether its inputs are inference tensors, so the caller's mode must not matter.
+        with torch.inference_mode(self._inference), torch.no_grad():
+            if step.tokens.is_inference() != self._inference:
+                step = Step(*(t.clone() for t in step))
+            return self.model(step, self.pools, layer=self._layer)
+
+    @property
+    def reports(self) -> list[Report]:
+        """One a kind of layer, in the order in which the kinds first occur."""
+        return self._layer.reports
 
     def graphs(self) -> int:
         """Graphs compiled so far; it stays what it was after the warm-up."""
@@ -62,10 +86,15 @@ class CompiledForward:
     def warm_up(self) -> None:
         """Compile every kind of layer by a step of one token that no request owns."""
         started = time.perf_counter()
-        with torch.compiler.config.patch(unbacked_sources=UNBACKED_SOURCES):
+        with unbacked_rows():
             self(null_step(self.model.place.device))
         self.seconds = time.perf_counter() - started
         log.info("compiled %d kinds of layer in %.1f s", self.graphs(), self.seconds)
+
+
+def unbacked_rows() -> AbstractContextManager[None]:
+    """Inside, a layer compiles to a graph for any number of rows, requests, pages and snapshots."""
+    return torch.compiler.config.patch(unbacked_sources=UNBACKED_SOURCES)
 
 
 def compile_forward(model: Model, pools: Pools, options: CompileOptions | None = None) -> CompiledForward:
