@@ -29,7 +29,7 @@ __all__ = ["CheckpointError", "expected_tensors", "load_model"]
 logger = logging.getLogger(__name__)
 
 SHOWN = 60  # problems in the text of an error; the attribute holds all
-CHUNK = 1 << 22  # elements that a check looks at together
+CHUNK = 1 << 20  # elements that a check looks at together
 LOWEST_SCALE, HIGHEST_SCALE = 127 - 24, 127 + 4  # of the largest group of a plausible expert matrix
 
 
