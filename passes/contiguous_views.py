@@ -79,7 +79,8 @@ class Work:
                 detail = f"{expr(left)} <= {expr(right)} is not known"
                 return missed(site, f"unproven: {obligation}", detail, hint)
             proofs.append(proof)
-        for _, left, right in obligations(site, found):
+        size = tensor(site.base).shape[site.dim]
+        for left, right in ((0, found.start), (found.start, found.end), (found.end, size), (found.start, size)):
             self.prover.teach(left, right)
         rewrite = self.gather if site.is_gather else self.scatter
         return rewrite(site, found, proofs)
