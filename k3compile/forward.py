@@ -68,7 +68,7 @@ class CompiledForward:
         self._layer = LayerCompiler(options)
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
-        # A graph is guarded by whether its inputs are inference tensors, so the caller's mode must not matter.
+        # Graphs are guarded by whether inputs are inference tensors: the caller's mode must not matter.
         with torch.inference_mode(self._inference), torch.no_grad():
             if step.tokens.is_inference() != self._inference:
                 step = Step(*(t.clone() for t in step))
