@@ -32,6 +32,7 @@ from .tokenizer import Tokenizer
 from .tokenizer_train import train_bpe
 
 MARKER = "make-checkpoint.json"
+PART = ".part"  # behind the name of a file that is being written
 FORMAT = 1  # raised when the same preset and seed start to give other bytes
 
 
@@ -79,7 +80,7 @@ def claim(path: Path, what: dict) -> None:
             raise ValueError(
                 f"{path} holds another checkpoint ({found.strip()}): delete it or choose another"
             )
-    elif any(path.iterdir()):
+    elif any(file.name != MARKER + PART for file in path.iterdir()):
         raise ValueError(f"{path} is not empty and was not made here: choose a new directory")
     else:
         write_json(marker, what)
@@ -184,7 +185,7 @@ def write_tokenizer(path: Path, size: Preset) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write beside ``path`` and rename, so that a file is whole or absent."""
-    beside = path.with_name(path.name + ".part")
+    beside = path.with_name(path.name + PART)
     beside.write_bytes(data)
     os.replace(beside, path)
 

@@ -14,6 +14,7 @@ import dataclasses
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from .model import Model
 from .parallel import world_size
 from .safetensors_dir import SafetensorsDir
 
-__all__ = ["CheckpointError", "expected_tensors", "load_model"]
+__all__ = ["CheckpointError", "Examined", "examine", "expected_tensors", "load_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +59,7 @@ def load_model(
     if world_size() != 1:
         raise ValueError(f"{world_size()} ranks share the process group; a checkpoint is loaded whole by one")
     path = Path(path)
-    config = K3Config.from_file(path, latent_norm_eps)
-    files = SafetensorsDir(path)
-    packed = [name.endswith(".weight_packed") for name in files.headers if ".experts." in name]
-    config = dataclasses.replace(config, experts_packed=any(packed) if packed else config.experts_packed)
-    wanted = {entry.name: entry for entry in entries(config)}
-    problems = files.problems + compare(files, config, wanted)
+    config, files, wanted, problems = examine(path, latent_norm_eps)
     if problems:
         raise CheckpointError(path, problems)
     model = Model(config, dtype, device, resident, tap_layers)
@@ -71,6 +67,25 @@ def load_model(
     if problems:
         raise CheckpointError(path, problems)
     return model
+
+
+class Examined(NamedTuple):
+    """A checkpoint whose headers were read, and whose values were not."""
+
+    config: K3Config
+    files: SafetensorsDir
+    wanted: dict[str, Entry]  # by name, every tensor that must be there
+    problems: list[str]
+
+
+def examine(path: Path, latent_norm_eps: float = 1e-5) -> Examined:
+    """Read configuration and headers. Raises ConfigError for a configuration we do not run."""
+    config = K3Config.from_file(path, latent_norm_eps)
+    files = SafetensorsDir(path)
+    packed = [name.endswith(".weight_packed") for name in files.headers if ".experts." in name]
+    config = dataclasses.replace(config, experts_packed=any(packed) if packed else config.experts_packed)
+    wanted = {entry.name: entry for entry in entries(config)}
+    return Examined(config, files, wanted, files.problems + compare(files, config, wanted))
 
 
 def compare(files: SafetensorsDir, config: K3Config, wanted: dict[str, Entry]) -> list[str]:
