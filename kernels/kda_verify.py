@@ -91,7 +91,7 @@ def _(q, k, v, g, beta, state, slots, cu, rec_u, rec_k, rec_g, out, start) -> No
 
 @kda_verify_into.samples
 def _(dtype: torch.dtype) -> Iterator[tuple]:
-    for args in kda_samples(dtype, ([2, 9],)):
+    for args in kda_samples(dtype, ([], [2, 9])):
         v = args[2]
         yield *args, *records(args), v.new_full((len(v) + 5, *v.shape[1:]), 7.0), 3
 

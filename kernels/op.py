@@ -62,7 +62,7 @@ class Op:
     implementations: dict[str, Implementation] = field(default_factory=dict)
     open_form: Callable[..., Any] | None = None
     make_samples: Callable[[torch.dtype], Iterable[tuple]] | None = None
-    has_fake: bool = False
+    fake_form: Callable[..., Any] | None = None
 
     @property
     def overload(self) -> torch._ops.OpOverload:
@@ -75,8 +75,13 @@ class Op:
     def fake(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Register what the op returns for tensors without data."""
         torch.library.register_fake(f"{NAMESPACE}::{self.name}", fn, lib=LIBRARY)
-        self.has_fake = True
+        self.fake_form = fn
         return fn
+
+    @property
+    def has_fake(self) -> bool:
+        """Whether shapes are known without computing."""
+        return self.fake_form is not None
 
     def samples(
         self, fn: Callable[[torch.dtype], Iterable[tuple]]
@@ -91,9 +96,19 @@ class Op:
         return fn
 
     def impl(self, provider: str, objection: Callable[..., str | None] = lambda *args: None):
-        """Register another implementation; lowering picks it where ``objection`` returns None."""
+        """Register another implementation; lowering picks it where ``objection`` returns None.
+
+        It becomes the overload ``torch.ops.k3.<name>.<provider>``, with the op's own signature. The fake has to
+        be registered before.
+        """
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+            assert self.fake_form is not None, f"{self.name}: the fake comes before an implementation"
+            overload = f"{self.name}.{provider}"
+            signature = str(self.overload._schema).removeprefix(f"{NAMESPACE}::{self.name}")
+            LIBRARY.define(overload + signature, tags=[torch.Tag.pt2_compliant_tag])
+            LIBRARY.impl(overload, fn, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"{NAMESPACE}::{overload}", self.fake_form, lib=LIBRARY)
             self.implementations[provider] = Implementation(provider, fn, objection)
             return fn
 
