@@ -78,11 +78,6 @@ class Op:
         self.fake_form = fn
         return fn
 
-    @property
-    def has_fake(self) -> bool:
-        """Whether shapes are known without computing."""
-        return self.fake_form is not None
-
     def samples(
         self, fn: Callable[[torch.dtype], Iterable[tuple]]
     ) -> Callable[[torch.dtype], Iterable[tuple]]:
@@ -98,8 +93,8 @@ class Op:
     def impl(self, provider: str, objection: Callable[..., str | None] = lambda *args: None):
         """Register another implementation; lowering picks it where ``objection`` returns None.
 
-        It becomes the overload ``torch.ops.k3.<name>.<provider>``, with the op's own signature. The fake has to
-        be registered before.
+        It becomes the overload ``torch.ops.k3.<name>.<provider>``, with the op's own signature. The fake has
+        to be registered before.
         """
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
