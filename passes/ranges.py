@@ -104,7 +104,8 @@ def part(node: fx.Node, prover: Prover) -> Answer:
     answer = range_of(named["self"], prover)
     if isinstance(answer, str):
         return answer
-    first, step = value(named["start"]) or 0, value(named["step"])
+    first, step = value(named["start"]), value(named["step"])
+    first = 0 if first is None else first
     if not prover.equal(step, 1):
         return f"step is {step}"
     if not prover.le(0, first) or not prover.le(first, answer.length):
