@@ -119,7 +119,11 @@ def config_json(preset: Preset) -> dict[str, Any]:
     if preset.family == "kimi_linear":
         named = {"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear"}
         own = {"hidden_act": "silu", "q_lora_rank": None, "routed_scaling_factor": 2.446}
-        return named | shared_fields(preset) | own | ids
+        # Three more of that file without a meaning here; other readers insist on them.
+        unused = {"head_dim": preset.hidden // preset.heads, "rope_theta": 10000.0, "rope_scaling": None}
+        text = shared_fields(preset)
+        text["model_max_length"] = text.pop("max_position_embeddings")
+        return named | text | own | unused | ids
     return {
         "architectures": ["KimiK3ForConditionalGeneration"],
         "model_type": "kimi_k3",
