@@ -17,6 +17,7 @@ LENGTHS = (1, 2, 3, 5, 17, 63, 64, 65, 100, 127, 129, 200, 256, 333, 511, 700)
 class Answer(NamedTuple):
     tokens: list[int]
     logprobs: list[float]  # the model's, of each token
+    best: list[tuple[tuple[int, float], ...]]  # the two best ids at each token
 
 
 def prompts(lengths: Sequence[int] = LENGTHS, vocab: int = 1024, seed: int = 0) -> list[list[int]]:
@@ -30,22 +31,29 @@ def serve(
     max_tokens: int,
     compile_forward: Callable | None = None,
     between_steps: Callable[[Engine], None] = lambda engine: None,
+    router_log=None,
     **config,
 ) -> list[Answer]:
-    """Greedy answers of ``max_tokens`` tokens to all prompts at once; everything freed holds NaN."""
+    """Greedy answers of ``max_tokens`` tokens to all prompts at once; everything freed holds NaN.
+
+    router_log: a tie_aware.RouterLog that watches.
+    """
     longest = max(map(len, asked)) + max_tokens
     settings = {"max_model_len": longest, "page_size": 64, "poison": True, **config}
     if settings.pop("few_pages", False):  # enough for the longest request and two pages more
         settings |= {"page_size": 16, "num_pages": -(-longest // 16) + 3}
     engine = make_engine(model, EngineConfig(**settings), compile_forward)
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
-    answers = [Answer([], []) for _ in asked]
+    if router_log is not None:
+        router_log.attach(engine)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=2)
+    answers = [Answer([], [], []) for _ in asked]
     errors = []
 
     def listen(update):
         answer = answers[int(update.request_id)]
         answer.tokens.extend(update.tokens)
         answer.logprobs.extend(entry.logprob for entry in update.logprobs or [])
+        answer.best.extend(entry.top for entry in update.logprobs or [])
         if update.error:
             errors.append(update.error)
 
