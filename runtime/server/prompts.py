@@ -36,7 +36,8 @@ def thinking_of(body: ChatBody, default_effort: str) -> Thinking:
         try:
             check_effort(effort)
         except ValueError as error:
-            raise ApiError(400, f"{error}; none turns thinking off", param=name) from None
+            message = str(error).replace("reasoning_effort", name)
+            raise ApiError(400, f"{message}; none turns thinking off", param=name) from None
     return Thinking(said is not False, effort or default_effort)
 
 
@@ -45,7 +46,8 @@ def chat_prompt(body: ChatBody, thinking: Thinking, service: Service) -> list[in
     messages = [message.model_dump(exclude_none=True) for message in body.messages]
     for index, message in enumerate(messages):
         if message.get("tools"):
-            raise ApiError(400, "tools are not supported yet", param=f"messages[{index}].tools")
+            field = f"messages[{index}].tools"
+            raise ApiError(400, f"{field!r} is not supported yet", param=field, code="unsupported_parameter")
         if message["role"] == "developer":
             message["role"] = "system"
     try:
