@@ -65,10 +65,9 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
 def each_expert(z: Tensor, ids: Tensor, num_experts: int, one: Callable[[int, Tensor], Tensor]) -> tuple:
     """Run ``one(expert, its rows)`` for every expert present; results grouped by expert, then holes."""
     tokens, top_k = ids.shape
-    keys, order = torch.sort(torch.where(ids < 0, num_experts, ids).view(-1), stable=True)
-    counts = torch.bincount(keys, minlength=num_experts + 1).tolist()
-    assert len(counts) == num_experts + 1, f"expert {len(counts) - 1} of {num_experts}"
-    holes = counts.pop()
+    holes, *counts = torch.bincount((ids.clamp(min=-1) + 1).view(-1), minlength=num_experts + 1).tolist()
+    assert len(counts) == num_experts, f"expert {len(counts) - 1} of {num_experts}"
+    order = torch.sort(torch.where(ids < 0, num_experts, ids).view(-1), stable=True).indices
     here = tokens * top_k - holes
     place = torch.empty_like(order, dtype=torch.int32)
     place[order] = torch.arange(tokens * top_k, dtype=torch.int32, device=z.device)

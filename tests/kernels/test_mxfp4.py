@@ -76,9 +76,9 @@ def test_rounding_is_compressed_tensors_rounding():
     want = pack_fp4_to_uint8(FP4_E2M1_DATA.cast_to_fp4(x.clone()))
     code = mxfp4.nearest_code(x)
     got = code[:, 0::2] | (code[:, 1::2] << 4)
-    differ = (mxfp4.E2M1, got, want)
-    values = [torch.tensor(mxfp4.E2M1)[torch.stack([b & 15, b >> 4]).int()] for b in differ[1:]]
-    assert torch.equal(*values), "as values: the sign of a zero is the only other difference"
+    table = torch.tensor(mxfp4.E2M1)  # as values: the packers differ in the sign of a zero
+    values = [table[torch.stack([b & 15, b >> 4]).int()] for b in (got, want)]
+    assert torch.equal(*values)
 
 
 def test_the_packers_scale_leaves_the_largest_value_in_the_top_binade():
