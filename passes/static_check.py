@@ -22,8 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 @dataclass(frozen=True)
 class Signature:
-    """What a graph promises its caller, and the shape of every node."""
+    """What a graph promises its caller, and the look of every node."""
 
+    results: tuple[Any, ...]
     written: frozenset[str]
     aliases: frozenset[frozenset[str]]
     looks: dict[str, Any]
@@ -34,6 +35,7 @@ class Signature:
         """The signature of ``graph`` as it is now."""
         calls = [node for node in graph.nodes if node.op != "output"]
         return cls(
+            results=tuple(value(result) for result in results_of(graph)),
             written=frozenset(written_inputs(graph)),
             aliases=frozenset(shared_memory(graph)),
             looks={node.name: value(node) for node in calls},
@@ -55,14 +57,19 @@ def written_inputs(graph: fx.Graph) -> Iterable[str]:
                 yield name
 
 
+def results_of(graph: fx.Graph) -> list[Any]:
+    """What the graph returns, as a flat list of nodes and constants."""
+    (results,) = graph.output_node().args
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
 def shared_memory(graph: fx.Graph) -> Iterable[frozenset[str]]:
     """Groups of two or more inputs and outputs that share memory; outputs by their position."""
     groups: dict[int | None, set[str]] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             groups.setdefault(storage_of(node), set()).add(node.name)
-    (results,) = graph.output_node().args
-    for place, result in enumerate(results if isinstance(results, (list, tuple)) else [results]):
+    for place, result in enumerate(results_of(graph)):
         if isinstance(result, fx.Node):
             groups.setdefault(storage_of(result), set()).add(f"output {place}")
     groups.pop(None, None)
@@ -73,6 +80,8 @@ def differences(before: Signature, graph: fx.Graph, mode: FakeTensorMode | None,
     """Promises that ``graph`` no longer keeps, as sentences; none when all is well."""
     after = Signature.of(graph)
     problems = []
+    if not alike(before.results, after.results, prover):
+        problems.append(f"the results were {before.results} and are {after.results}")
     if after.written != before.written:
         problems.append(f"written inputs were {sorted(before.written)} and are {sorted(after.written)}")
     if after.aliases != before.aliases:
