@@ -108,7 +108,7 @@ class OutputParser:
 
     def _take(self) -> list[Delta]:
         out, self._out = self._out, []
-        return _joined(out)
+        return joined(out)
 
     def _push_id(self, token: int) -> None:
         name = self._tokenizer.control_names.get(token)
@@ -243,7 +243,7 @@ def _unescape(value: str) -> str:
     return value.replace("&quot;", '"').replace("&amp;", "&")
 
 
-def _joined(deltas: list[Delta]) -> list[Delta]:
+def joined(deltas: list[Delta]) -> list[Delta]:
     """Neighbours of one text channel become one delta."""
     out: list[Delta] = []
     for delta in deltas:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ..parse import Delta, OutputParser
+from ..parse import Delta, OutputParser, joined
 from ..text_stream import StopStrings, TextStream
 from ..tokenizer import Tokenizer
 
@@ -143,7 +143,7 @@ class Answer:
         elif update.finish is not None:
             self.error = update.error
             self._end(update.finish, stop_token if stop_token in self._stop_ids else None)
-        return Piece(deltas, (update.logprobs or [])[: self.num_tokens - before])
+        return Piece(joined(deltas), (update.logprobs or [])[: self.num_tokens - before])
 
     def _end(self, reason: str, stop: str | int | None) -> None:
         self.finish_reason = "tool_calls" if reason == "stop" and self._num_calls else reason

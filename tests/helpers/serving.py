@@ -111,3 +111,9 @@ class LiveServer:
         self.server.stop(0.0)
         self._thread.join(10)
         assert not self._thread.is_alive(), "the server did not end"
+
+
+def makes_chunks(kind, text: str, block: int = 1, **body) -> list[dict]:
+    """Chunks of a streamed chat whose model says ``text``; kind: the class of engine."""
+    body.setdefault("messages", [{"role": "user", "content": "Hi"}])
+    return stream(make_app(kind(says(text), block=block)), "/v1/chat/completions", **body)

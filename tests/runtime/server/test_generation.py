@@ -50,7 +50,7 @@ def test_a_stopped_request_is_not_heard_of_again_and_the_others_go_on():
         generation.submit()
         engine.turn()
         heard = []
-        async for index, update in generation.updates():
+        async for index, _ in generation.updates():
             heard.append(index)
             generation.stop(0)
             generation.stop(0)

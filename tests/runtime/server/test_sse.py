@@ -111,7 +111,9 @@ def test_hanging_up_when_all_is_over_aborts_nothing():
 def impatient(url, rng):
     """Send a request over a raw socket and hang up after a moment."""
     host, port = url.split("//")[1].split("/")[0].split(":")
-    body = json.dumps({"prompt": "x", "n": rng.choice([1, 3]), "stream": rng.random() < 0.5, "max_tokens": 500})
+    body = json.dumps(
+        {"prompt": "x", "n": rng.choice([1, 3]), "stream": rng.random() < 0.5, "max_tokens": 500}
+    )
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall((head + body)[: rng.choice([20, 60, len(head + body), len(head + body)])].encode())

@@ -1,0 +1,60 @@
+"""Fields are one of four kinds, and JSON types are not converted."""
+
+import pytest
+from k3compile.runtime.server.errors import ApiError
+from k3compile.runtime.server.schema import HARMLESS, NOT_YET, ChatBody, CompletionBody, parse
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def fault(kind, body):
+    with pytest.raises(ApiError) as error:
+        parse(kind, body)
+    return error.value
+
+
+def test_every_field_is_of_one_kind_only():
+    for kind in (ChatBody, CompletionBody):
+        assert not set(kind.model_fields) & (HARMLESS | set(NOT_YET))
+    assert not HARMLESS & set(NOT_YET)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_YET))
+def test_what_is_not_supported_yet_is_refused_by_name(name):
+    error = fault(ChatBody, {**CHAT, name: {"type": "x"}})
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+    assert error.message == f"{name!r} is not supported yet"
+    parse(ChatBody, {**CHAT, name: None})
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS))
+def test_what_is_harmless_is_ignored(name):
+    parse(ChatBody, {**CHAT, name: {"any": "thing"}})
+    parse(CompletionBody, {"prompt": "x", name: 5})
+
+
+def test_types_are_not_converted():
+    for name, value in [
+        ("n", "1"),
+        ("n", 1.0),
+        ("n", True),
+        ("temperature", "1"),
+        ("stream", 1),
+        ("seed", None),
+    ]:
+        if value is None:
+            parse(CompletionBody, {"prompt": "x", name: value})
+        else:
+            assert fault(CompletionBody, {"prompt": "x", name: value}).param == name
+    assert parse(CompletionBody, {"prompt": "x", "temperature": 1}).temperature == 1
+
+
+def test_several_faults_share_a_message_and_the_first_names_the_field():
+    error = fault(CompletionBody, {"prompt": "x", "n": "1", "seed": "2", "top_k": "3", "min_p": "4"})
+    assert error.param == "n"
+    assert error.message.count(";") == 2
+
+
+def test_messages_may_carry_fields_that_clients_echo():
+    message = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "provider": {"a": 1}}
+    assert parse(ChatBody, {"messages": [message]}).messages[0].content == "x"
