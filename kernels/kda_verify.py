@@ -149,9 +149,9 @@ def kda_commit(
     live = [(slot, count) for slot, count in zip(slots.tolist(), accepted.tolist()) if count]
     if not live:
         return
-    places, counts = [slot for slot, _ in live], torch.tensor([count for _, count in live])
-    index = torch.tensor(places)
-    absent = (torch.arange(high) >= counts.unsqueeze(1))[..., None, None]  # [R, J, 1, 1]
+    places, device = [slot for slot, _ in live], state.device
+    index, counts = torch.tensor(live, device=device).unbind(1)
+    absent = (torch.arange(high, device=device) >= counts.unsqueeze(1))[..., None, None]  # [R, J, 1, 1]
     u, k, g = (r[:, :high].index_select(0, index).to(state.dtype) for r in (rec_u, rec_k, rec_g))
     u, k, g = (x.masked_fill_(absent, 0.0).transpose(1, 2).flatten(0, 1) for x in (u, k, g))  # [R * H, J, *]
     after = torch.zeros_like(g)

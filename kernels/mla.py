@@ -125,10 +125,9 @@ def absorbed(
     rows = sorted(rows, key=lambda row: -row.context)
     heads, latent, device = q.shape[1], kv.shape[2], q.device
     nope, most = q.shape[2] - (pages.shape[2] - latent), max(row.count for row in rows)
-    count = torch.tensor([row.count for row in rows], device=device).unsqueeze(1)
-    context = torch.tensor([row.context for row in rows], device=device).unsqueeze(1)
+    numbers = torch.tensor([(row.begin, row.count, row.context) for row in rows], device=device)
+    begin, count, context = numbers.unsqueeze(2).unbind(1)  # [R, 1] each
     place = torch.minimum(torch.arange(most, device=device), count - 1)  # [R, most], its last repeated
-    begin = torch.tensor([row.begin for row in rows], device=device).unsqueeze(1)
     picked = q.index_select(0, (begin + place).view(-1)).to(kv.dtype) * scale  # [R * most, H, n+r]
     query = picked.new_empty(len(rows) * most, heads, pages.shape[2])
     query[..., :latent] = torch.bmm(picked[..., :nope].transpose(0, 1), kv[:, :nope]).transpose(0, 1)
@@ -139,8 +138,10 @@ def absorbed(
     mixed = mixed.view(-1, heads, latent).transpose(0, 1)  # [H, R * most, L]
     result = torch.bmm(mixed, kv[:, nope:].mT).transpose(0, 1).to(out.dtype)  # [R * most, H, v]
     tokens = (begin + place).view(-1)
-    keep = (torch.arange(most, device=device) < count).view(-1)
-    out.index_copy_(0, tokens[keep], result[keep])
+    if most > 1:
+        keep = (torch.arange(most, device=device) < count).view(-1)
+        tokens, result = tokens[keep], result[keep]
+    out.index_copy_(0, tokens, result)
 
 
 def online_softmax(
