@@ -65,19 +65,19 @@ class CompiledForward:
         self.model, self.pools = model, pools
         self.seconds = 0.0
         self._inference = pools[0][0].is_inference()
-        self._layer = LayerCompiler(options)
+        self.layer = LayerCompiler(options)
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
         # Graphs are guarded by whether inputs are inference tensors: the caller's mode must not matter.
         with torch.inference_mode(self._inference), torch.no_grad():
             if step.tokens.is_inference() != self._inference:
                 step = Step(*(t.clone() for t in step))
-            return self.model(step, self.pools, layer=self._layer)
+            return self.model(step, self.pools, layer=self.layer)
 
     @property
     def reports(self) -> list[Report]:
         """One a kind of layer, in the order in which the kinds first occur."""
-        return self._layer.reports
+        return self.layer.reports
 
     def graphs(self) -> int:
         """Graphs compiled so far; it stays what it was after the warm-up."""

@@ -91,7 +91,7 @@ def bench(
     return limits, results
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def bench_one(
     name: str,
     model: Model,
@@ -143,7 +143,7 @@ def layer_of(mode: str, model: Model, pools: Sequence) -> tuple[Layer, float]:
     )
 
     def warm_up() -> None:
-        with torch.compiler.config.patch(unbacked_sources=UNBACKED_SOURCES):
+        with torch.no_grad(), torch.compiler.config.patch(unbacked_sources=UNBACKED_SOURCES):
             model(null_step(model.place.device), pools, layer=layer)
 
     return layer, seconds(warm_up)
@@ -179,18 +179,18 @@ class Passes:
                 pool.state[SLOT].zero_()
                 pool.window[SLOT].zero_()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prefill(self) -> Tensor:
         """The whole prompt in one pass."""
         self.clear()
         return self.run(self.tokens, 0)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def first_token(self) -> Tensor:
         """The prompt, then the token that answers it."""
         return self.model.logits(self.prefill()[-1:]).argmax(-1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, count: int) -> Tensor:
         """``count`` tokens, each from the one before, after the prompt."""
         token = self.tokens[:1]
@@ -210,7 +210,7 @@ def host_by_kind(modes: Sequence[str], rounds: int = 30) -> dict[str, dict[objec
     for mode in modes:
         times: dict[object, list[float]] = {}
         timed = partial(time_layer, layer_of(mode, model, pools)[0], kinds, times)
-        with torch.inference_mode():
+        with torch.no_grad():
             for _ in range(rounds):
                 model(null_step(model.place.device), pools, layer=timed)
         found[mode] = {kind: Sample(tuple(values)).median for kind, values in times.items()}
