@@ -88,10 +88,10 @@ def buffer_problem(site: IndexSite, aliases: Aliases, prover: Prover) -> str | N
         return "rows are not the first dimension"
     if len(site.source.users) != 1:
         return "the op's result has another user"
-    if len(site.base.users) != 1:
-        return "the buffer has another user"
     if not aliases.fresh(site.base):
         return "the buffer is not a fresh tensor"
+    if len(site.base.users) != 1:
+        return "the buffer has another user"
     buffer, source, result = tensor(site.base), tensor(site.source), tensor(site.node)
     if buffer.dtype != source.dtype or buffer.device != source.device:
         return f"the buffer is {buffer.dtype}, the op's result {source.dtype}"
