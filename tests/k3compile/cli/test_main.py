@@ -1,0 +1,57 @@
+"""The command: verbs by name, exit codes, one clear line for a mistake."""
+
+import subprocess
+import sys
+
+import pytest
+
+from k3compile.cli import main as module
+from k3compile.cli.main import VERBS, main
+
+
+def run(*arguments):
+    """Exit code of the command in this process."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return end.value.code
+
+
+def test_help_lists_the_verbs_and_imports_no_torch():
+    code = "import sys; from k3compile.cli.main import main\n"
+    code += "try: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 0, shown.stderr
+    for verb in ("serve", "chat", "doctor"):
+        assert verb in shown.stdout
+
+
+def test_an_unknown_verb_or_flag_is_misuse(capsys):
+    assert run("servee") == 2
+    assert run("serve", "--nope") == 2
+    assert run("serve") == 2
+    assert "servee" in capsys.readouterr().err
+
+
+def test_a_value_error_is_one_line_and_code_2(capsys, monkeypatch):
+    def no(*args, **kwargs):
+        raise ValueError("bad [thing] here")
+
+    monkeypatch.setattr(module, "app", no)
+    assert run("serve") == 2
+    assert capsys.readouterr().err == "error: bad [thing] here\n"
+
+
+def test_what_a_verb_returns_is_the_exit_code(monkeypatch):
+    from k3compile.cli import doctor
+
+    monkeypatch.setattr(doctor, "CHECKS", [lambda: doctor.Finding("x", True, "y")])
+    assert run("doctor") == 0
+    monkeypatch.setattr(doctor, "CHECKS", [lambda: doctor.Finding("x", False, "y", "do z")])
+    assert run("doctor") == 1
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if module.find_spec(module.module_of(verb))])
+def test_every_verb_has_help(verb, capsys):
+    assert run(verb, "--help") == 0
+    assert f"k3 {verb}" in capsys.readouterr().out
