@@ -64,7 +64,7 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """How far a match went, and what stopped it."""
+    """How many calls of the pattern were found, and what stopped the match."""
 
     matched: int
     node: fx.Node
@@ -107,13 +107,11 @@ class Walk:
         if not isinstance(found, fx.Node) or found.op != "call_function" or found.target != wanted.target:
             what = op_name(found) if isinstance(found, fx.Node) else repr(found)
             return self.stop(f"expected {op_name(wanted)}, found {what}")
+        self.bound[wanted] = found
         ours, theirs = named(wanted), named(found)
         if ours.keys() != theirs.keys():
             return self.stop(f"{op_name(found)} has the arguments {sorted(theirs)}")
-        if not all(self.same(ours[key], theirs[key]) for key in ours):
-            return False
-        self.bound[wanted] = found
-        return True
+        return all(self.same(ours[key], theirs[key]) for key in ours)
 
     def stop(self, reason: str) -> bool:
         self.reason = self.reason or reason
