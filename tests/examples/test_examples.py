@@ -1,0 +1,42 @@
+"""Each lesson runs as a reader would run it, and prints what it teaches."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+TEACHES = {
+    "01_see_a_rewrite.py": "index operations: 4 -> 0",
+    "02_see_a_refusal.py": "add torch._check(sizes[0].item() <= x.shape[0])",
+    "03_write_a_pass.py": "applied aten.mul",
+    "04_write_an_op.py": "unit_rows",
+    "05_generate.py": "completion_tokens=8",
+}
+
+
+def test_every_lesson_is_run():
+    lessons = {p.name for p in FOLDER.glob("[0-9]*.py")}
+    assert lessons == set(TEACHES)
+
+
+@pytest.mark.parametrize("name", sorted(TEACHES))
+def test_a_lesson_runs_alone_and_prints_what_it_teaches(name, tmp_path):
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, str(FOLDER / name)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert TEACHES[name] in ran.stdout
+
+
+def test_lessons_fit_on_a_screen():
+    assert not {p.name for p in FOLDER.glob("*.py") if len(p.read_text().splitlines()) >= 50}
