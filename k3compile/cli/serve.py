@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -56,9 +56,11 @@ def serve_checkpoint(
     def announce() -> None:
         print(f"k3compile {__version__} serves {name!r} at {url_of(listener)} (Ctrl-C ends it)", flush=True)
 
-    compiling = compile_behind(loaded, options) if compiled else None
+    if compiled:
+        compile_behind(loaded, options)
     ended = serve(app, loaded.engine, listener, server, announce)
-    leave_if_busy(ended, compiling)
+    if compiled or not ended:
+        leave()
     return 0
 
 
@@ -71,7 +73,7 @@ serve = with_flags(
 serve.__name__ = "serve"
 
 
-def compile_behind(loaded: Loaded, options: CompileOptions) -> threading.Thread:
+def compile_behind(loaded: Loaded, options: CompileOptions) -> None:
     """Compile on a thread; the engine uses the result from the first step after it is ready."""
 
     def work() -> None:
@@ -87,17 +89,13 @@ def compile_behind(loaded: Loaded, options: CompileOptions) -> threading.Thread:
         compile_in_background(loaded.model, loaded.engine.pools, options, ready, failed).join()
 
     log.info("serving uncompiled; compiling behind it")
-    thread = threading.Thread(target=work, name="k3-compile-start", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=work, name="k3-compile-start", daemon=True).start()
 
 
-def leave_if_busy(ended: bool, compiling: threading.Thread | None) -> None:
-    """End the process here when a thread of ours is deep in a step or a compiler: neither can be told to
-    stop, and the interpreter must not be taken down around it.
+def leave() -> NoReturn:
+    """End the process here: a thread may be deep in a step or a compiler, which nothing can stop, and the
+    interpreter's own way out waits seconds for the compiler's workers. They end when we do.
     """
-    if ended and (compiling is None or not compiling.is_alive()):
-        return
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
