@@ -82,7 +82,8 @@ def from_arange(node: fx.Node, prover: Prover) -> Answer:
 
 def same_values(node: fx.Node, prover: Prover) -> Answer:
     if tensor(node.args[0]).dim() != 1:
-        return f"index comes from {op_name(node)}"  # rows of a table need not come out in order
+        root = origin(node)  # a table of indices; one made of a range need not give it back in order
+        return f"index comes from {op_name(node) if root in ('aten.arange', 'prims.iota') else root}"
     answer = range_of(node.args[0], prover)
     if isinstance(answer, Range) and not prover.equal(answer.length, tensor(node).shape[0]):
         return f"index comes from {op_name(node)}"  # expand repeats its one row
