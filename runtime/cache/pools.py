@@ -14,7 +14,7 @@ class KdaPools(NamedTuple):
     window: Tensor  # [S, 3, C] the last three raw q|k|v rows, before convolution
     rec_u: Tensor  # [S, J, H, V] corrections of the last verify step
     rec_k: Tensor  # [S, J, H, K] its normalised keys
-    rec_g: Tensor  # [S, J, H, K] its log decays, summed from the first row
+    rec_g: Tensor  # [S, J, H, K] its log decays, row by row
     rec_x: Tensor  # [S, J, C] its raw q|k|v rows
 
 
