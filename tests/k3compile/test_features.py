@@ -1,4 +1,5 @@
 import pytest
+
 from k3compile.features import CAPABILITIES, FEATURES, OPTIMISATIONS, expand, resolve
 
 

@@ -2,6 +2,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+
 from k3compile.options import CompileOptions, parse, read_switches
 
 
@@ -71,14 +72,18 @@ def test_options_are_frozen():
 def test_what_names_the_cache_knows_what_changes_code_and_no_more():
     base = CompileOptions().canonical()
     assert CompileOptions(report="somewhere.json").canonical() == base
-    assert CompileOptions(features="all").canonical() == CompileOptions(features=("default", "all")).canonical()
+    assert (
+        CompileOptions(features="all").canonical() == CompileOptions(features=("default", "all")).canonical()
+    )
     for changed in ({"features": "plain"}, {"inner": "eager"}, {"disable": ("contiguous_views",)}):
         assert CompileOptions(**changed).canonical() != base
     assert CompileOptions(features="plain").canonical() != CompileOptions(features="baseline").canonical()
 
 
 def test_switches_come_from_the_environment():
-    found = read_switches({"K3_DUMP": "/tmp/x", "K3_DISABLE": "contiguous_views, latent_tail", "K3_FUEL": "17"})
+    found = read_switches(
+        {"K3_DUMP": "/tmp/x", "K3_DISABLE": "contiguous_views, latent_tail", "K3_FUEL": "17"}
+    )
     assert (found.dump, found.fuel) == (Path("/tmp/x"), 17)
     assert found.disable == ("contiguous_views", "latent_tail")
     assert read_switches({}) == type(found)()
