@@ -190,9 +190,7 @@ class LLM:
         params = DEFAULT_PARAMS if params is None else params
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
-            raise ValueError(
-                f"{len(each)} sampling parameters for {len(prompts)} prompts: give one, or one each"
-            )
+            raise ValueError(f"{len(each)} params for {len(prompts)} prompts: give one, or one for each")
         growing = [
             Growing(Request(f"llm-{next(self._names)}", prompt, own), reader(own))
             for prompt, own in zip(prompts, each)

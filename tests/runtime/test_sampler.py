@@ -92,6 +92,11 @@ def test_the_distribution_equals_transformers(temperature, params):
     torch.testing.assert_close(ours, warped.softmax(-1))
 
 
+def test_top_p_stops_where_its_mass_is_reached_exactly_and_takes_equal_ids_in_order():
+    probabilities = distribution(torch.zeros(1, 4), [request(top_p=0.5)])
+    assert probabilities.tolist() == [[0.5, 0.5, 0.0, 0.0]]
+
+
 def test_the_smallest_temperature_is_greedy_and_not_nan():
     scores = logits(4)
     probabilities = distribution(scores, [request(temperature=1e-40)] * 4)

@@ -210,8 +210,19 @@ def test_nobody_is_admitted_in_a_step_that_threw_somebody_out():
     add(scheduler, [12, 12], max_tokens=20)
     for _ in range(5):
         turn(scheduler)
-    add(scheduler, [1])
+    add(scheduler, [1], priority=-1)
     assert turn(scheduler) == {"r0": 1}
+    assert set(turn(scheduler)) == {"r0", "r2"}
+
+
+def test_a_newcomer_leaves_a_page_for_each_that_runs():
+    scheduler = make(pages=6, page_size=4, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=20)
+    add(scheduler, [11], max_tokens=3)
+    turn(scheduler)
+    add(scheduler, [8], max_tokens=2)
+    assert turn(scheduler) == {"r0": 1}
+    run_out(scheduler)
+    assert scheduler.preemptions == 0
 
 
 def test_without_a_free_slot_a_request_stays_in_the_queue():
