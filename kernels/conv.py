@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .op import acc, op
+from .op import acc, acc_of, op
 from .samples import Draw, gapped, row_bounds
 
 TAPS = 4
@@ -83,6 +83,51 @@ def heads(out: Tensor, raw: Tensor, taps: Tensor, before: Tensor, bounds: list[i
     out.index_copy_(0, tokens[inside], F.silu(sums[inside]))
 
 
+def owners(cu: Tensor, tokens: int, requests: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every token row: its request, its place there, and whether it has one; no shape depends on data."""
+    token = torch.arange(tokens, device=cu.device)
+    row = torch.searchsorted(cu, token, right=True) - 1
+    owned = row < requests
+    row = torch.where(owned, row, 0)
+    return row, token - cu.index_select(0, row), owned
+
+
+def extents(cu: Tensor, requests: int) -> tuple[Tensor, Tensor]:
+    """First token row and number of token rows of each request."""
+    request = torch.arange(requests, device=cu.device)
+    begin = cu.index_select(0, request)
+    return begin, cu.index_select(0, request + 1) - begin
+
+
+@short_conv.opened
+def _(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor) -> Tensor:
+    y, before = convolve_traceable(x, weight, window, slots, cu)
+    begin, count = extents(cu, slots.shape[0])
+    padded = torch.cat([x, x.new_zeros(1, x.shape[1])])
+    kept = []
+    for j in range(KEPT):
+        place = count - KEPT + j
+        held = before.gather(1, (place + KEPT).clamp(max=KEPT - 1)[:, None, None].expand(-1, 1, x.shape[1]))
+        fresh = padded.index_select(0, torch.where(place >= 0, begin + place, 0))
+        kept.append(torch.where((place >= 0).unsqueeze(1), fresh, held.squeeze(1)))
+    window.index_put_((slots,), torch.stack(kept, 1).to(window.dtype))
+    return y
+
+
+def convolve_traceable(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor) -> tuple:
+    """The outputs by gathers alone, and the windows [R, 3, C] that they started from."""
+    before = window.index_select(0, slots)
+    row, place, owned = owners(cu, x.shape[0], slots.shape[0])
+    token, total = torch.arange(x.shape[0], device=x.device), torch.zeros_like(acc_of(x))
+    flat = torch.cat([before.flatten(0, 1), before.new_zeros(1, x.shape[1])])  # one row more: R may be 0
+    for back in range(TAPS):
+        inside = (place >= back).unsqueeze(1)
+        fresh = x.index_select(0, (token - back).clamp(min=0))
+        held = flat.index_select(0, row * KEPT + (KEPT + place - back).clamp(max=KEPT - 1))
+        total = total + acc_of(torch.where(inside, fresh, held.to(x.dtype))) * weight[:, KEPT - back]
+    return torch.where(owned.unsqueeze(1), F.silu(total), 0.0).to(x.dtype), before
+
+
 @short_conv.fake
 def _(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor) -> Tensor:
     return x.new_empty(x.shape)
@@ -132,3 +177,11 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
     for args in conv_samples(dtype, ([], [1], [4, 1, 0, 9], [2, 2])):
         x, window = args[0], args[2]
         yield *args, x.new_full((len(window), 9, x.shape[1]), 7.0)
+
+
+@short_conv_verify.opened
+def _(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor, rec_x: Tensor) -> Tensor:
+    row, place, owned = owners(cu, x.shape[0], slots.shape[0])
+    slot = torch.where(owned, slots.index_select(0, row), 0)  # the null slot takes what belongs to nobody
+    rec_x.index_put_((slot, torch.where(owned, place, 0)), x.to(rec_x.dtype))
+    return convolve_traceable(x, weight, window, slots, cu)[0]

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .conv import extents, owners
 from .op import acc, op
 from .samples import Draw, row_bounds
 
@@ -36,6 +37,15 @@ def mla_write(latent: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Te
     size = pages.shape[1]
     page = table[row, token // size].long()
     pages.index_put_((page, token % size), latent[: len(row)].to(pages.dtype))
+
+
+@mla_write.opened
+def _(latent: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Tensor) -> None:
+    row, place, owned = owners(cu, latent.shape[0], table.shape[0])
+    token = seen.index_select(0, row) + place
+    page = table.flatten().index_select(0, row * table.shape[1] + token // pages.shape[1])
+    at = torch.where(owned, token % pages.shape[1], 0)  # the null page takes what belongs to nobody
+    pages.index_put_((torch.where(owned, page, 0), at), latent.to(pages.dtype))
 
 
 @mla_write.fake
@@ -199,6 +209,32 @@ def expand(known: Tensor, kv: Tensor, nope: int) -> tuple[Tensor, Tensor]:
     both = torch.matmul(known[:, :latent], kv.mT)  # [h, c, n+v]
     shared = known[:, latent:].expand(heads, -1, -1)
     return torch.cat([both[..., :nope], shared], -1), both[..., nope:]
+
+
+@mla_attend.opened
+def _(
+    q: Tensor, kv_b: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Tensor, scale: float
+) -> Tensor:
+    """Every request padded to T queries and to all pages of its table, expanded."""
+    heads, (nope, rope, value) = q.shape[1], widths(q, kv_b, pages)
+    tokens, requests, most = q.shape[0], table.shape[0], table.shape[1] * pages.shape[1]
+    latent, wide = kv_b.shape[1], acc(q.dtype)
+    begin, count = extents(cu, requests)
+    at, query = torch.arange(most, device=q.device), torch.arange(tokens, device=q.device)
+    rows = pages.index_select(0, table.flatten()).to(wide).view(requests, most, latent + rope)
+    known = torch.where((at < (seen + count).unsqueeze(1)).unsqueeze(2), rows, 0.0)
+    both = torch.matmul(known[..., :latent], kv_b.to(wide).t()).view(requests, most, heads, nope + value)
+    shared = known[:, :, None, latent:].expand(-1, -1, heads, -1)
+    keys = torch.cat([both[..., :nope], shared], -1).permute(0, 2, 3, 1)  # [R, H, n+r, c]
+    place = torch.minimum(begin.unsqueeze(1) + query, torch.full_like(begin, tokens - 1).unsqueeze(1))
+    asked = q.index_select(0, place.flatten()).view(requests, tokens, heads, nope + rope).transpose(1, 2)
+    scores = torch.matmul(asked.to(wide), keys) * scale  # [R, H, T, c]
+    hidden = at > (seen.unsqueeze(1) + query).unsqueeze(2)
+    weights = torch.where(hidden.unsqueeze(1), -torch.inf, scores).softmax(-1)
+    mixed = torch.matmul(weights, both[..., nope:].transpose(1, 2)).transpose(1, 2)  # [R, T, H, v]
+    row, own, owned = owners(cu, tokens, requests)
+    result = mixed.flatten(0, 1).index_select(0, row * tokens + own)
+    return torch.where(owned[:, None, None], result, 0.0).to(q.dtype)
 
 
 @mla_attend.fake

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .mxfp4 import pack, unpack
+from .mxfp4 import pack, unpack, unpack_traceable
 from .op import acc, acc_of, op
 from .samples import Draw
 from .situ import situ_wide
@@ -166,6 +166,40 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
     w2 = draw.normal(experts, latent, inner) * inner**-0.5
     for z, ids in tokens_and_experts(draw, experts, latent):
         yield z, ids, w1, w3, w2, 0.0, 0.0
+
+
+@experts_unfinalized.opened
+def _(z, ids, w1, w1_scale, w3, w3_scale, w2, w2_scale, beta, linear_beta):
+    packed, wide = ((w1, w1_scale), (w3, w3_scale), (w2, w2_scale)), acc(z.dtype)
+    return dense_opened(z, ids, *(unpack_traceable(*w, wide) for w in packed), beta, linear_beta)
+
+
+@experts_unfinalized_dense.opened
+def dense_opened(
+    z: Tensor, ids: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, beta: float, linear_beta: float
+) -> tuple[Tensor, Tensor]:
+    """Sort by expert, three grouped products, holes zeroed. No shape depends on the data."""
+    tokens, top_k = ids.shape
+    keys = torch.where(ids < 0, w1.shape[0], ids).flatten()
+    keys, order = torch.sort(keys, stable=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(tokens * top_k, device=z.device))
+    idx = torch.where(ids < 0, -1, place.unflatten(0, (tokens, top_k))).to(torch.int32)
+    source = z.index_select(0, order // top_k)
+    gate, up = acc_of(grouped(source, w1, keys)), acc_of(grouped(source, w3, keys))
+    rows = grouped(situ_wide(gate, up, beta, linear_beta).to(z.dtype), w2, keys)
+    return torch.where((keys < w1.shape[0]).unsqueeze(1), rows, 0.0), idx
+
+
+def grouped(x: Tensor, w: Tensor, keys: Tensor) -> Tensor:
+    """x [N, in], sorted by ``keys`` [N], against w [E, out, in] of each row's key -> [N, out]."""
+    w = w.to(x.dtype)
+    if x.dtype not in (torch.bfloat16, torch.float16):  # torch traces no other grouped product
+        out = x.new_zeros(x.shape[0], w.shape[1])
+        for expert in range(w.shape[0]):
+            out = torch.where((keys == expert).unsqueeze(1), F.linear(x, w[expert]), out)
+        return out
+    ends = (keys.unsqueeze(1) <= torch.arange(w.shape[0], device=x.device)).sum(0, dtype=torch.int32)
+    return F.grouped_mm(x, w.transpose(1, 2), offs=ends)
 
 
 def unfinalized_like(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,17 @@ def unpack(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return pairs.view(*packed.shape[:-1], packed.shape[-1] * 2)
 
 
+def unpack_traceable(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same by arithmetic, for a trace that may hold no table; scale byte 0 reads as 0, not 2^-127."""
+    code = torch.stack([packed & 15, packed >> 4], -1).flatten(-2).to(torch.int32)
+    size = code & 7
+    large = 0.25 * ((2 + (size & 1)) << (size >> 1))
+    value = torch.where(size < 2, 0.5 * size, large) * torch.where(code > 7, -1.0, 1.0)
+    factor = (scale.view(torch.uint8).to(torch.int32) << 23).view(torch.float32)  # the byte is the exponent
+    grouped = value.to(dtype).unflatten(-1, (scale.shape[-1], GROUP))
+    return (grouped * factor.to(dtype).unsqueeze(-1)).flatten(-2)
+
+
 def check_shapes(packed: Tensor, scale: Tensor) -> None:
     """Refuse anything that is not 16 bytes for each scale."""
     if packed.dtype != torch.uint8 or scale.dtype not in (torch.uint8, torch.float8_e8m0fnu):
