@@ -85,8 +85,8 @@ class Report:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
         """Raises ValueError for another schema, KeyError or TypeError for a file that is not a report."""
-        if data.get("schema") != SCHEMA:
-            raise ValueError(f"not a {SCHEMA} report: {data.get('schema')!r}")
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise ValueError(f"not a {SCHEMA} report")
         fields = {k: v for k, v in data.items() if k != "schema"}
         fields["records"] = tuple(PassRecord.from_json(r) for r in data["records"])
         for name in ("notes", "sources"):

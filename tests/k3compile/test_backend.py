@@ -1,0 +1,331 @@
+"""The backend: what it computes, when it hands a graph on, and that it always says what it did."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from k3compile.passes import pipeline
+from k3compile.passes.remarks import PassResult, Remark
+
+from k3compile import backend, report
+from k3compile.options import CompileOptions
+
+ops = torch.ops.k3
+pytestmark = pytest.mark.usefixtures("own_reports")
+
+
+def compiled(fn, dynamic=None, fullgraph=True, **options):
+    torch._dynamo.reset()
+    return torch.compile(fn, backend="k3", options=options or None, fullgraph=fullgraph, dynamic=dynamic)
+
+
+def mixed(x, w, sizes, pool, slots, cu):
+    """Gather, advance a pool, scatter: the shape of a KDA layer."""
+    nv = sizes[0].item()
+    torch._check(nv >= 0)
+    torch._check(nv <= x.shape[0])
+    verify, other = torch.arange(nv), torch.arange(nv, x.shape[0])
+    y = ops.rms_norm(x, w, 1e-5)
+    head = y.index_select(0, verify) * 2
+    tail = ops.short_conv(y.index_select(0, other), x.new_ones(x.shape[1], 4), pool, slots, cu)
+    out = torch.zeros_like(x)
+    out.index_copy_(0, verify, head)
+    out.index_copy_(0, other, tail)
+    return out
+
+
+def arguments(rows=7, verify=3, seed=0):
+    torch.manual_seed(seed)
+    x = torch.randn(rows, 8)
+    return (
+        x,
+        torch.randn(8),
+        torch.tensor([verify]),
+        torch.randn(2, 3, 8),
+        torch.tensor([1]),
+        torch.tensor([0, rows - verify]),
+    )
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "eager"])
+def test_compiled_and_eager_agree_in_every_bit_pools_included(inner):
+    fn = compiled(mixed, inner=inner)
+    with torch.no_grad():
+        for seed in range(3):
+            got, want = arguments(seed=seed), arguments(seed=seed)
+            assert torch.equal(fn(*got), mixed(*want))
+            assert torch.equal(got[3], want[3])
+    made = report.latest()
+    assert (made.status, made.inner) == ("compiled", inner)
+    assert made.applied("contiguous_views") >= 3
+    assert "k3.rms_norm" in made.choices
+
+
+def test_no_pool_is_cloned_on_the_way(monkeypatch):
+    graphs = []
+    real = backend.inner.boxed
+    monkeypatch.setattr(backend.inner, "boxed", lambda gm, by_node: graphs.append(gm) or real(gm, by_node))
+    with torch.no_grad():
+        compiled(mixed, inner="aot_eager")(*arguments())
+    (gm,) = graphs
+    targets = [str(n.target) for n in gm.graph.nodes]
+    assert "auto_functionalized_v2" not in targets
+    assert "aten.copy_.default" not in targets
+
+
+def test_a_training_graph_is_handed_on_with_its_ops_opened():
+    layer = torch.nn.Linear(8, 8)
+    w = torch.ones(8, requires_grad=True)
+
+    def loss(x):
+        return ops.rms_norm(layer(x), w, 1e-5).square().sum()
+
+    x = torch.randn(3, 8)
+    loss(x)  # eager runs, but the op itself cannot be differentiated
+    compiled(loss, inner="aot_eager")(x).backward()
+    made = report.latest()
+    assert made.status == "handed on"
+    assert "requires a gradient" in made.reason
+    assert made.notes == ("1 k3 ops opened before tracing",)
+    got, layer.weight.grad = layer.weight.grad, None
+    unit = layer(x)
+    unit = unit * torch.rsqrt(unit.square().mean(-1, keepdim=True) + 1e-5)
+    (unit * w).square().sum().backward()
+    torch.testing.assert_close(got, layer.weight.grad)
+
+
+def test_weights_that_want_gradients_do_not_make_an_inference_graph_a_training_graph():
+    layer = torch.nn.Linear(8, 8)
+    with torch.no_grad():
+        compiled(layer, inner="aot_eager")(torch.randn(3, 8))
+    assert report.latest().status == "compiled"
+
+
+def test_another_torch_version_gets_its_graph_untouched(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.99.1")
+    with torch.no_grad():
+        result = compiled(lambda x: x + 1, inner="aot_eager")(torch.ones(2))
+    assert torch.equal(result, torch.full((2,), 2.0))
+    made = report.latest()
+    assert (made.status, made.records) == ("handed on", ())
+    assert "torch 2.99.1 is not the 2.13" in made.reason
+
+
+class Broken:
+    """A pass that changes the graph and then fails."""
+
+    name, level, keeps = "contiguous_views", "aten", "exact"
+
+    def run(self, gm, ctx):
+        for node in list(gm.graph.nodes):
+            if node.target is torch.ops.aten.add.Tensor:
+                node.args = (node.args[0], 1000)
+        raise IndexError("no such thing")
+
+
+def test_a_failing_pass_raises_with_its_name_or_is_undone(monkeypatch):
+    monkeypatch.setattr(pipeline, "ATEN_PASSES", (Broken(),))
+    with torch.no_grad():
+        with pytest.raises(Exception, match="pass contiguous_views failed: no such thing"):
+            compiled(lambda x: x + 1, inner="aot_eager")(torch.ones(2))
+        fn = compiled(lambda x: x + 1, inner="aot_eager", on_error="fallback")
+        assert torch.equal(fn(torch.ones(2)), torch.full((2,), 2.0))
+    (remark, *_) = report.latest().remarks
+    assert "failed and was undone: IndexError" in remark.reason
+
+
+class Curious:
+    """A pass that asks a question whose answer is a guard."""
+
+    name, level, keeps = "contiguous_views", "aten", "exact"
+
+    def run(self, gm, ctx):
+        (x, *_) = [
+            n.meta["val"] for n in gm.graph.find_nodes(op="placeholder") if hasattr(n.meta["val"], "shape")
+        ]
+        bool(x.shape[0] < 100)
+        return PassResult(False)
+
+
+def test_a_guard_that_a_pass_adds_is_reported(monkeypatch):
+    monkeypatch.setattr(pipeline, "ATEN_PASSES", (Curious(),))
+    with torch.no_grad():
+        compiled(lambda x: x + 1, dynamic=True, inner="aot_eager")(torch.ones(5))
+    assert [n for n in report.latest().notes if n.startswith("a pass added the guard") and "100" in n]
+
+
+def test_our_own_passes_add_no_guard():
+    with torch.no_grad():
+        compiled(mixed, dynamic=True, inner="aot_eager")(*arguments())
+    assert report.latest().notes == ()
+
+
+def test_dynamo_calling_twice_for_one_artifact_leaves_one_report():
+    calls = []
+
+    class Normed(torch.nn.Module):
+        eps = 0.3  # a float input under dynamic=True, until AOTAutograd finds an op that wants a constant
+
+        def forward(self, x):
+            return ops.rms_norm(x, x.new_ones(3), self.eps)
+
+    def twice(gm, inputs):
+        calls.append(gm)
+        return backend.compile_graph(gm, inputs, CompileOptions(inner="aot_eager"))
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        result = torch.compile(Normed(), backend=twice, dynamic=True)(torch.ones(2, 3))
+    assert torch.equal(result, Normed()(torch.ones(2, 3)))
+    assert len(calls) == 2, "torch no longer restarts here: find another program that does"
+    assert len(report.all()) == 1
+
+
+def test_required_sites_are_counted():
+    with torch.no_grad():
+        compiled(mixed, inner="aot_eager", require={"contiguous_views": 2})(*arguments())
+        with pytest.raises(Exception, match=r"contiguous_views applied \d of the required 50 sites"):
+            compiled(mixed, inner="aot_eager", require={"contiguous_views": 50})(*arguments())
+        compiled(lambda x: x + 1, inner="aot_eager", require={"contiguous_views": 50})(torch.ones(2))
+
+
+@pytest.mark.parametrize("how", ["features", "disable", "environment"])
+def test_a_pass_that_is_off_says_so_and_does_nothing(how, monkeypatch):
+    options = {"inner": "aot_eager"}
+    if how == "environment":
+        monkeypatch.setenv("K3_DISABLE", "contiguous_views")
+    else:
+        options |= {"features": "baseline"} if how == "features" else {"disable": ["contiguous_views"]}
+    with torch.no_grad():
+        compiled(mixed, **options)(*arguments())
+    made = report.latest()
+    assert made.applied("contiguous_views") == 0
+    assert [r.reason for r in made.remarks if r.pass_name == "contiguous_views"] == ["disabled by name"]
+    assert made.features["contiguous_views"] == ("off" if how == "features" else "on")
+
+
+def test_a_feature_without_a_pass_is_absent_and_not_on():
+    with torch.no_grad():
+        compiled(lambda x: x + 1, inner="aot_eager")(torch.ones(2))
+    assert report.latest().features["latent_tail"] == "absent"
+    assert report.latest().features["state_replay"] == "inert"
+
+
+def test_fuel_stops_rewrites_one_by_one(monkeypatch):
+    backend._fuel.clear()
+    monkeypatch.setenv("K3_FUEL", "2")
+    with torch.no_grad():
+        got, want = arguments(), arguments()
+        assert torch.equal(compiled(mixed, inner="aot_eager")(*got), mixed(*want))
+    assert sum(r.kind == "applied" for r in report.latest().remarks) == 2
+    backend._fuel.clear()
+
+
+def test_a_dump_holds_every_pass_before_and_after(monkeypatch, tmp_path):
+    tmp_path = tmp_path / "dump"
+    monkeypatch.setenv("K3_DUMP", str(tmp_path))
+    with torch.no_grad():
+        compiled(mixed, inner="aot_eager")(*arguments())
+    (folder,) = tmp_path.iterdir()
+    names = sorted(p.name for p in folder.iterdir())
+    assert len(names) == 4 * len(report.latest().records)
+    before, after = (
+        folder / next(n for n in names if n.endswith(f"views.{w}.txt")) for w in ("before", "after")
+    )
+    assert "aten.index_select" in before.read_text()
+    assert "aten.index_select" not in after.read_text()
+    json.loads(before.with_suffix(".json").read_text())
+
+
+def test_an_island_goes_to_another_backend_and_a_graph_with_state_does_not():
+    with torch.no_grad():
+        compiled(lambda x: x.sin(), inner="aot_eager_decomp_partition")(torch.ones(2))
+        made = report.latest()
+        assert made.inner == "aot_eager_decomp_partition"
+        assert "the ATen passes were not run" in made.notes[0]
+
+
+@pytest.mark.inductor
+def test_a_graph_with_state_is_compiled_by_inductor_instead_and_says_why():
+    with torch.no_grad():
+        compiled(lambda x, y: y.add_(x), inner="aot_eager_decomp_partition")(torch.ones(2), torch.ones(2))
+    made = report.latest()
+    assert made.inner == "inductor"
+    assert made.notes == (
+        "compiled with inductor, not with aot_eager_decomp_partition: it writes in place (add_)",
+    )
+
+
+@pytest.mark.inductor
+def test_what_inductor_would_get_wrong_is_compiled_by_aot_eager():
+    def fn(n, x, pool):
+        start = n[0].item()
+        torch._check(start >= 0)
+        torch._check(start <= 3)
+        window = pool.narrow(0, start, 1).transpose(1, 2)  # [1, 3, 4], strided, at an offset nobody knows
+        return ops.short_conv(x, x.new_ones(4, 4), window, torch.tensor([0]), torch.tensor([0, 2]))
+
+    pool = torch.randn(4, 4, 3)
+    got, want = pool.clone(), pool.clone()
+    args = torch.tensor([2]), torch.randn(2, 4)
+    with torch.no_grad():
+        result = compiled(fn)(*args, got)
+        assert torch.equal(result, fn(*args, want))
+    assert torch.equal(got, want)
+    made = report.latest()
+    assert made.inner == "aot_eager"
+    assert made.notes[0].startswith(
+        "compiled with aot_eager: k3.short_conv.default(window) is a strided view"
+    )
+
+
+PROGRAM = """
+import json, sys, torch
+sys.path.append({helpers!r})
+from small_models import SMALL, small_model
+from k3compile import report
+from k3compile.forward import compile_forward
+import dataclasses
+config = dataclasses.replace(SMALL, num_hidden_layers=1, kda_layers=(0,), attn_res_block_size=0,
+                             first_k_dense_replace=1)
+model = small_model(config, torch.float32)
+forward = compile_forward(model, model.make_pools(3, 4, 4, 3))
+made = report.latest()
+print(json.dumps([made.status, [r.to_json() for r in made.remarks], made.key, made.text().split(":", 1)[1]]))
+"""
+
+
+@pytest.mark.inductor
+def test_a_second_cached_start_has_the_same_report(tmp_path):
+    helpers = os.path.join(os.path.dirname(__file__), "..", "helpers")
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    starts = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM.format(helpers=helpers)], capture_output=True, text=True, env=env
+        )
+        assert done.returncode == 0, done.stderr
+        starts.append(json.loads(done.stdout.splitlines()[-1]))
+    (first, remarks, key, _), (second, again, same_key, _) = starts
+    assert (first, second) == ("compiled", "cached")
+    assert key == same_key
+    assert remarks == again
+    applied = [r for r in remarks if r["pass_name"] == "contiguous_views" and r["kind"] == "applied"]
+    assert len(applied) == 8
+    assert all(r["proofs"] for r in applied)
+
+
+def test_a_remark_of_a_pass_reaches_the_report(monkeypatch):
+    class Talks:
+        name, level, keeps = "talks", "aten", "exact"
+
+        def run(self, gm, ctx):
+            return PassResult(False, (Remark("talks", "missed", "n", "aten.add", "because"),))
+
+    monkeypatch.setattr(pipeline, "ATEN_PASSES", (Talks(),))
+    with torch.no_grad():
+        compiled(lambda x: x + 1, inner="eager")(torch.ones(2))
+    assert report.latest().missed("talks") == ["because"]
