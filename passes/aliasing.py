@@ -111,15 +111,15 @@ class Aliases:
                 return "the base is written before the view is last read"
         return None
 
-    def overwritten_input(self, target: fx.Node, scattered: fx.Node) -> bool:
-        """Whether ``target`` is memory of a graph input that something else than ``scattered`` ends up in.
+    def other_writers(self, target: fx.Node, scattered: fx.Node) -> list[fx.Node]:
+        """Nodes besides ``scattered`` that write the storage of ``target``, except with what comes of it.
 
-        Inner compilers may scatter into such an input in place although its old value is still wanted.
+        Whether an inner compiler may work in place hangs on who reads and writes that memory when; some judge
+        it wrongly, so a rewrite must not change the question where there is one.
         """
-        for node in self.writers(target):
-            if node.target is aten.copy_.default and not depends(node.args[1], scattered):
-                return True
-        return False
+        epilogue = aten.copy_.default
+        others = [node for node in self.writers(target) if node is not scattered]
+        return [n for n in others if n.target is not epilogue or not depends(n.args[1], scattered)]
 
     def fresh(self, node: fx.Node) -> bool:
         """Whether ``node`` is memory this graph made, and no view of anything else."""

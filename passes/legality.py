@@ -9,7 +9,7 @@ alive.
 from __future__ import annotations
 
 import torch
-from k3compile.passes.aliasing import Aliases
+from k3compile.passes.aliasing import Aliases, storage_of
 from k3compile.passes.graph import tensor
 from k3compile.passes.index_sites import IndexSite
 from k3compile.passes.prover import Prover, Size, expr
@@ -50,8 +50,10 @@ def scatter_objection(site: IndexSite, found: Range, aliases: Aliases, prover: P
         return "the source is broadcast over the rows"
     if may_overlap(target, prover):
         return "the target may overlap itself"
-    if aliases.overwritten_input(site.base, site.node):
-        return "the target is a graph input that is overwritten later"
+    if storage_of(site.source) == storage_of(site.base):
+        return "the source is memory of the target"
+    if aliases.other_writers(site.base, site.node):
+        return "the target is written elsewhere too"
     return None
 
 

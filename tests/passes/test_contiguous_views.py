@@ -266,7 +266,17 @@ def test_a_scattered_input_that_is_overwritten_later_stays(decompose):
         return z
 
     compiled = check(f, [table(4, 6), -torch.ones(2, 6)], decompose=decompose)
-    assert compiled.missed() == ["the target is a graph input that is overwritten later"]
+    assert compiled.missed() == ["the target is written elsewhere too"]
+
+
+def test_a_target_written_twice_and_a_source_inside_the_target_stay():
+    def f(x, y):
+        z = torch.index_copy(x, 0, torch.arange(8).flip(0), x)
+        x.index_copy_(0, torch.arange(8), z * 1)
+        return z, torch.index_copy(y, 0, torch.arange(3), y[1:4])
+
+    reasons = check(f, [table(), table()]).missed()
+    assert reasons[1:] == ["the target is written elsewhere too", "the source is memory of the target"]
 
 
 def test_a_broadcast_source_and_an_accumulating_scatter_stay():
