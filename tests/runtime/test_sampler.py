@@ -97,6 +97,19 @@ def test_top_p_stops_where_its_mass_is_reached_exactly_and_takes_equal_ids_in_or
     assert probabilities.tolist() == [[0.5, 0.5, 0.0, 0.0]]
 
 
+@pytest.mark.parametrize("p", [0.1, 0.9, 0.99])
+def test_top_p_of_a_peaked_row_in_a_large_vocabulary_equals_a_full_sort(p):
+    """Here the sort is cut short; ties at the border included."""
+    scores = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(2)) * 6
+    scores[1] = scores[1].round()
+    got = distribution(scores, [request(top_p=p)] * 3)
+    for row, ours in zip(scores, got):
+        mass, order = row.double().softmax(-1).sort(descending=True, stable=True)
+        kept = order[mass.cumsum(0) - mass < p]
+        assert len(kept) < 5000
+        assert set(ours.nonzero()[:, 0].tolist()) == set(kept.tolist())
+
+
 def test_the_smallest_temperature_is_greedy_and_not_nan():
     scores = logits(4)
     probabilities = distribution(scores, [request(temperature=1e-40)] * 4)
