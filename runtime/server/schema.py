@@ -100,8 +100,6 @@ class Message(Model):
 class Sampling(Model):
     """What both endpoints share. None means the default, as if the field were absent."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
-
     model: str | None = None
     n: int | None = None
     max_tokens: int | None = None

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -16,7 +17,7 @@ from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.cli.main import main
 from k3compile.cli.serve import chosen, read_key
 
-K3 = [sys.executable, "-m", "k3compile.cli.main"]
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "serve.py"  # the same as `k3 serve`
 SMALL = ["--port", "0", "--max-model-len", "2048", "--max-num-seqs", "4"]
 
 
@@ -30,7 +31,10 @@ class Served:
 
     def __init__(self, *arguments):
         self.process = subprocess.Popen(
-            [*K3, "serve", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, EXAMPLE, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.log = []
         threading.Thread(target=self._read, daemon=True).start()

@@ -69,6 +69,7 @@ def test_sigterm_lets_a_stream_finish_and_sigint_ends_it_with_an_error_event(sig
         wait_until(lambda: len(texts) > 3)
         start = time.monotonic()
         live.server.handle_exit(sig, None)
+        assert live.app.state.service.health() == "the server is stopping"
         client.join(20)
         assert not client.is_alive()
         wait_until(lambda: closed(live.url))
