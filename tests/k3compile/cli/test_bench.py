@@ -1,0 +1,24 @@
+"""`k3 bench model` from the command line."""
+
+import json
+
+import pytest
+from k3compile.cli.bench import app
+from typer.testing import CliRunner
+
+
+@pytest.mark.slow
+def test_bench_model_prints_json_for_programs():
+    ran = CliRunner().invoke(
+        app, ["model", "tiny", "--mode", "eager", "--prompt", "8", "--decode", "2", "--rounds", "2", "--json"]
+    )
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert found["limits"]["read_bytes_per_second"] > 0
+    assert list(found["models"][0]["modes"]) == ["eager"]
+
+
+def test_an_unknown_mode_is_misuse():
+    ran = CliRunner().invoke(app, ["model", "tiny", "--mode", "fast"])
+    assert ran.exit_code == 2
+    assert "eager, inductor, k3" in ran.output
