@@ -103,7 +103,7 @@ class Moe(nn.Module):
     def routed(self, z: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """z [T, L] -> the weighted sum over each token's experts, reduced over ranks [T, L]."""
         rows, idx = self.experts(z, ids)
-        here = idx >= 0
         chosen = rows.index_select(0, idx.clamp(min=0).flatten()).unflatten(0, (-1, self.top_k))
-        weighted = chosen.to(acc(z.dtype)) * torch.where(here, weights, 0.0).unsqueeze(-1)
-        return all_reduce(weighted.sum(1).to(z.dtype), self.group)
+        weighted = chosen.to(acc(z.dtype)) * weights.unsqueeze(-1)
+        here = (idx >= 0).unsqueeze(-1)  # an expert that lives elsewhere leaves -1, whatever row 0 holds
+        return all_reduce(torch.where(here, weighted, 0.0).sum(1).to(z.dtype), self.group)

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -97,7 +98,8 @@ def target_name(node: torch.fx.Node) -> str:
 
 
 def test_the_whole_model_traces_into_one_graph_as_well():
-    model, backend = small_model(SMALL_LINEAR), Counting("aot_eager")
+    config = replace(SMALL, num_hidden_layers=5, kda_layers=(0, 1, 2, 4), attn_res_block_size=2)
+    model, backend = small_model(config), Counting("aot_eager")
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     pools, plain = (model.make_pools(3, 9, 8, max_drafts=3) for _ in range(2))
     with torch.no_grad():

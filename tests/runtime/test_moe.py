@@ -95,8 +95,9 @@ def test_partial_sums_are_reduced_before_the_norm_and_the_shared_part_once(monke
 def test_an_expert_that_is_elsewhere_adds_nothing(monkeypatch):
     layer = small_model().layers[1].ffn
     z = torch.randn(5, 64, dtype=D)
-    rows = torch.randn(3, 64, dtype=D)
-    idx = torch.tensor([[0, -1], [-1, -1], [2, 1], [-1, 0], [1, 1]], dtype=torch.int32)
+    rows = torch.randn(4, 64, dtype=D)
+    rows[0] = torch.nan  # nobody's
+    idx = torch.tensor([[3, -1], [-1, -1], [2, 1], [-1, 3], [1, 1]], dtype=torch.int32)
     weights = torch.rand(5, 2, dtype=D)
     monkeypatch.setattr(layer.experts, "forward", lambda z, ids: (rows, idx))
     total = layer.routed(z, weights, torch.zeros(5, 2, dtype=torch.int64))
