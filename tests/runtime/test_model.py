@@ -189,3 +189,16 @@ def test_a_tied_model_reads_its_embedding_as_the_head():
     hidden = torch.randn(2, 32, dtype=torch.float64)
     assert model.lm_head is None
     assert torch.equal(model.logits(hidden), hidden @ model.embed_tokens.T)
+
+
+def test_a_bfloat16_model_stays_near_the_exact_one_and_keeps_its_state_in_float32():
+    exact = small_model(SMALL_LINEAR)
+    coarse = Model(SMALL_LINEAR, torch.bfloat16)
+    coarse.load_state_dict(exact.state_dict())
+    rows = [Row(PROMPT[:40], 1, 0, range(1, 7))]
+    pools = coarse.make_pools(2, 8, 8)
+    a, b = run(coarse, rows, pools)[1], run(exact, rows, exact.make_pools(2, 8, 8))[1]
+    assert (a.dtype, pools[0].state.dtype) == (torch.bfloat16, torch.float32)
+    assert (pools[0].window.dtype, pools[3].pages.dtype) == (torch.bfloat16, torch.bfloat16)
+    similar = torch.nn.functional.cosine_similarity(a.double(), b, dim=1)
+    assert similar.median() > 0.99
