@@ -111,6 +111,8 @@ def schema_writes(node: fx.Node) -> Iterator[fx.Node]:
     """Nodes that an OpOverload call changes in place."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
+    if not node.target._schema.is_mutable:
+        return
     named = arguments(node)
     for argument in node.target._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:

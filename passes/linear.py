@@ -16,7 +16,8 @@ import sympy
 from torch.utils._sympy.functions import Max, Min
 
 Linear = dict[sympy.Expr | None, Fraction]  # coefficient by term, None the constant; means: the sum is <= 0
-MAX_ROWS = 400  # elimination is exponential in the worst case; real systems have about ten rows
+MAX_ROWS = 64  # elimination is exponential in the worst case; a layer has about ten rows
+HUB = 12  # facts about one unknown beyond which it connects too much
 
 
 def linear(at_most_zero: sympy.Expr) -> Linear:
@@ -51,12 +52,52 @@ def constraints(fact: sympy.Basic) -> Iterator[Linear]:
         yield linear(-difference + step)
 
 
-def follows(claim: Linear, facts: list[Linear]) -> bool:
-    """Whether ``facts`` imply ``claim``, an integer inequality. False also means "could not tell"."""
-    negated = {term: -c for term, c in claim.items()}
-    negated[None] = negated.get(None, Fraction(0)) + 1
-    extrema = bounds_of_extrema({term for row in (claim, *facts) for term in row})
-    system = connected([negated], [*facts, *extrema])
+class Facts:
+    """Rows known to hold, found by the unknowns they speak of."""
+
+    def __init__(self, rows: Iterable[Linear] = ()):
+        self._about: dict[sympy.Expr, list[Linear]] = {}
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Linear) -> None:
+        """Learn one more fact."""
+        for term in row.keys() - {None}:
+            self._about.setdefault(term, []).append(row)
+
+    def imply(self, claim: Linear) -> bool:
+        """Whether the facts imply ``claim``, an integer inequality. False also means "could not tell".
+
+        An unknown of very many facts, such as the token count of all layers, first leads to no further facts.
+        """
+        negated = {term: -c for term, c in claim.items()}
+        negated[None] = negated.get(None, Fraction(0)) + 1
+        few = self.connected(negated, hub=HUB)
+        if contradictory(few):
+            return True
+        many = self.connected(negated, hub=MAX_ROWS)
+        return len(few) < len(many) <= MAX_ROWS and contradictory(many)
+
+    def connected(self, seed: Linear, hub: int) -> list[Linear]:
+        """``seed`` and the facts that share an unknown with it, transitively, through all but hubs."""
+        chosen, seen, todo = [seed], {id(seed)}, list(seed.keys() - {None})
+        reached = set(todo)
+        while todo and len(chosen) <= MAX_ROWS:
+            unknown = todo.pop()
+            about = [*self._about.get(unknown, ()), *bounds_of_extremum(unknown)]
+            if len(about) > hub:
+                continue
+            for row in about:
+                if id(row) not in seen:
+                    seen.add(id(row))
+                    chosen.append(row)
+                    todo += row.keys() - {None} - reached
+                    reached |= row.keys()
+        return chosen
+
+
+def contradictory(system: list[Linear]) -> bool:
+    """Whether no numbers satisfy all rows: eliminate one unknown after the other."""
     unknowns = {term for row in system for term in row} - {None}
     while unknowns and len(system) <= MAX_ROWS:
         unknown = min(unknowns, key=lambda u: (products(u, system), str(u)))
@@ -67,25 +108,13 @@ def follows(claim: Linear, facts: list[Linear]) -> bool:
     return any(impossible(row) for row in system)
 
 
-def bounds_of_extrema(terms: Iterable[sympy.Expr | None]) -> Iterator[Linear]:
-    """``Min(a, b) <= a`` and ``a <= Max(a, b)`` for the extrema among ``terms``."""
-    for term in terms:
-        for part in getattr(term, "args", ()):
-            if isinstance(term, (Min, sympy.Min)):
-                yield linear(term - part)
-            elif isinstance(term, (Max, sympy.Max)):
-                yield linear(part - term)
-
-
-def connected(seeds: list[Linear], facts: list[Linear]) -> list[Linear]:
-    """``seeds`` and the facts that share an unknown with them, transitively."""
-    chosen, rest = list(seeds), facts
-    reached = {term for row in chosen for term in row} - {None}
-    while near := [row for row in rest if reached & row.keys()]:
-        rest = [row for row in rest if not reached & row.keys()]
-        chosen += near
-        reached |= {term for row in near for term in row} - {None}
-    return chosen
+def bounds_of_extremum(term: sympy.Expr) -> Iterator[Linear]:
+    """``Min(a, b) <= a`` and ``a <= Max(a, b)`` for an unknown that is one."""
+    for part in getattr(term, "args", ()):
+        if isinstance(term, (Min, sympy.Min)):
+            yield linear(term - part)
+        elif isinstance(term, (Max, sympy.Max)):
+            yield linear(part - term)
 
 
 def products(unknown: sympy.Expr, system: list[Linear]) -> int:

@@ -7,9 +7,12 @@ conclusions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import sympy
 import torch
-from k3compile.passes.linear import Linear, constraints, follows, linear
+from k3compile.passes.linear import Facts, Linear, constraints, linear
 from k3compile.passes.remarks import How, Proof
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols, statically_known_true
 from torch.utils._sympy.functions import Max, Min
@@ -23,11 +26,16 @@ def expr(size: Size) -> sympy.Expr:
 
 
 class Prover:
-    """The facts of one ShapeEnv, read anew when it learns more. None: only integers can be compared."""
+    """The facts of one ShapeEnv, and what it learns later. None: only integers can be compared."""
 
     def __init__(self, shape_env: ShapeEnv | None):
         self.shape_env = shape_env
-        self._known: dict[str, list[Linear]] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._facts: dict[How, Facts] = {"static": Facts(), "torch._check": Facts()}
+        self._learnt: set[object] = set()
+        self._proven: dict[sympy.Expr, How] = {}
         self._age: tuple[int, ...] = ()
 
     def le(self, left: Size, right: Size) -> bool:
@@ -72,32 +80,48 @@ class Prover:
             return "construction" if goal <= 0 else None
         assert self.shape_env is not None, "symbols need a ShapeEnv"
         self._refresh()
-        for how in ("static", "torch._check"):
-            if follows(linear(goal), self._known[how]):
-                return how
-        return None
+        if goal not in self._proven:
+            how = next((how for how, facts in self._facts.items() if facts.imply(linear(goal))), None)
+            if how is None:
+                return None
+            self._proven[goal] = how
+        return self._proven[goal]
 
     def _simplified(self, e: sympy.Expr) -> sympy.Expr:
         return sympy.expand(self.shape_env.simplify(e) if self.shape_env is not None else e)
 
     def _refresh(self) -> None:
-        """Sort the facts into those that need no run-time assertion (static) and all of them."""
+        """Learn what the ShapeEnv has been told since."""
         env = self.shape_env
         asserts = [a.expr for many in env.deferred_runtime_asserts.values() for a in many]
-        age = (len(env.guards), len(asserts), len(env.var_to_range))
+        age = (len(env.replacements), len(env.guards), len(asserts), len(env.var_to_range))
         if age == self._age:
             return
+        if self._age[:1] != age[:1]:
+            self._forget()  # symbols got other names
+        self._age = age
         bounded = {s for a in asserts if len(a.free_symbols) == 1 for s in a.free_symbols}
-        static = [fact for guard in env.guards for fact in constraints(guard.expr)]
-        checked = [fact for a in asserts for fact in constraints(env.simplify(a))]
-        for symbol in env.var_to_range:
-            asserted = bounded & {symbol, *env.simplify(symbol).free_symbols}
-            (checked if asserted else static).extend(self._range(symbol))
-        self._known, self._age = {"static": static, "torch._check": static + checked}, age
+        for fact in self._new(guard.expr for guard in env.guards):
+            self._learn("static", constraints(env.simplify(fact)))
+        for fact in self._new(asserts):
+            self._learn("torch._check", constraints(env.simplify(fact)))
+        for symbol, bounds in self._new(env.var_to_range.items()):
+            known_as = env.simplify(symbol)
+            how = "torch._check" if bounded & {symbol, *known_as.free_symbols} else "static"
+            if isinstance(bounds.lower, sympy.Integer):
+                self._learn(how, [linear(bounds.lower - known_as)])
+            if isinstance(bounds.upper, sympy.Integer):
+                self._learn(how, [linear(known_as - bounds.upper)])
 
-    def _range(self, symbol: sympy.Symbol):
-        bounds, value = self.shape_env.var_to_range[symbol], self.shape_env.simplify(symbol)
-        if isinstance(bounds.lower, sympy.Integer):
-            yield linear(bounds.lower - value)
-        if isinstance(bounds.upper, sympy.Integer):
-            yield linear(value - bounds.upper)
+    def _new(self, facts: Iterable[Any]) -> Iterator[Any]:
+        for fact in facts:
+            if fact not in self._learnt:
+                self._learnt.add(fact)
+                yield fact
+
+    def _learn(self, how: How, rows: Iterable[Linear]) -> None:
+        """Facts that need no assertion count among those that may rest on one."""
+        for row in rows:
+            self._facts["torch._check"].add(row)
+            if how == "static":
+                self._facts["static"].add(row)

@@ -85,3 +85,18 @@ def test_multiples_are_seen_term_by_term(spans):
 def test_without_a_shape_env_integers_are_compared():
     assert Prover(None).le(1, 2)
     assert not Prover(None).le(2, 1)
+
+
+def test_a_size_that_is_known_to_be_positive_by_its_kind_is():
+    seen = []
+
+    def backend(gm, inputs):
+        sizes = [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]
+        (size,) = (s for s in sizes if isinstance(s, torch.SymInt))
+        prover = Prover(size.node.shape_env)
+        seen.append((prover.le(0, size), prover.le(2, size), prover.le(3, size), prover.le(size * 16, size)))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend=backend, dynamic=True)(torch.rand(5))
+    assert seen == [(True, True, False, False)]
