@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .llm import LLM
-    from .open_ops import open_ops
+    from .opened_ops import open_ops
     from .options import CompileOptions
 
 __version__ = "0.1.0"
-LAZY = {"CompileOptions": ".options", "LLM": ".llm", "open_ops": ".open_ops"}
+LAZY = {"CompileOptions": ".options", "LLM": ".llm", "open_ops": ".opened_ops"}
 __all__ = ["LLM", "CompileOptions", "__version__", "open_ops"]
 
 

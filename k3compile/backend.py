@@ -21,8 +21,8 @@ from . import inner, report, torch_private
 from .dump import dumper
 from .features import FEATURES, resolve
 from .fingerprint import fingerprint
-from .open_ops import open_all
-from .open_ops import wanted as open_ops_wanted
+from .opened_ops import open_all
+from .opened_ops import wanted as open_ops_wanted
 from .options import CompileOptions, Switches, read_switches
 from .passes import pipeline, snapshot
 from .passes.lower import Lower

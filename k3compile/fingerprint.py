@@ -21,7 +21,7 @@ from .inner import qualified_name
 from .options import CompileOptions
 from .passes.lower import ranks_of
 
-OWN_FILES = ("backend", "features", "fingerprint", "inner", "open_ops", "options", "torch_private")
+OWN_FILES = ("backend", "features", "fingerprint", "inner", "opened_ops", "options", "torch_private")
 COLLECTIVES = "_c10d_functional::"
 
 
@@ -59,10 +59,9 @@ def digest_of(files: Iterable[Path]) -> str:
 
 def groups_of(gm: fx.GraphModule) -> list[tuple[str, int | None]]:
     """Process groups the graph names, with their ranks: removing a lone all_reduce depends on them."""
-    names: set[str] = set()
-    for node in gm.graph.nodes:
-        if node.op == "call_function" and qualified_name(node.target).startswith(COLLECTIVES):
-            names.update(a for a in node.args if isinstance(a, str))
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    collectives = [n for n in calls if qualified_name(n.target).startswith(COLLECTIVES)]
+    names = {n.args[-1] for n in collectives if isinstance(n.args[-1], str)}  # wait_tensor has none
     return sorted((name, ranks_of(name)) for name in names)
 
 

@@ -1,0 +1,23 @@
+import json
+
+from k3compile.passes.snapshot import snapshot
+from torch import fx, sin
+
+from k3compile.dump import dumper
+
+
+def test_without_a_folder_nothing_is_written():
+    assert dumper(None, "key") is None
+
+
+def test_passes_are_numbered_and_written_as_json_and_text(tmp_path):
+    data = snapshot(fx.symbolic_trace(lambda x: sin(x)))
+    write = dumper(tmp_path, "key")
+    write("first", data, data, 0.1)
+    write("second", data, data, 0.1)
+    names = sorted(p.name for p in (tmp_path / "key").iterdir())
+    kinds = ["after.json", "after.txt", "before.json", "before.txt"]
+    assert names[:4] == [f"00-first.{kind}" for kind in kinds]
+    assert names[4].startswith("01-second")
+    assert json.loads((tmp_path / "key" / names[0]).read_text()) == data
+    assert "sin(%x)" in (tmp_path / "key" / names[1]).read_text()

@@ -1,0 +1,83 @@
+"""The private torch names still are what they were when they were read."""
+
+import torch
+from torch._dynamo.utils import counters
+
+from k3compile import torch_private
+
+
+def captured(fn, *args):
+    """Dynamo's graph of ``fn`` and a clone of it, as the backend sees them."""
+    seen = []
+
+    def backend(gm, inputs):
+        clone = torch_private.clone_dynamo_graph(gm)
+        seen.append((gm, clone, inputs))
+        return clone.forward
+
+    torch._dynamo.reset()
+    result = torch.compile(fn, backend=backend)(*args)
+    return *seen[0], result
+
+
+def test_torch_is_the_version_these_names_were_read_in():
+    assert torch_private.version_objection() is None, "re-read every name there, then raise READ_IN"
+
+
+def test_another_version_is_objected_to(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.14.0a0+git")
+    assert "2.14.0a0+git is not the 2.13" in torch_private.version_objection()
+
+
+def test_every_name_is_there():
+    for name in torch_private.__all__:
+        assert getattr(torch_private, name) is not None
+
+
+def test_a_clone_keeps_sources_values_and_metadata_and_shares_no_node():
+    layer = torch.nn.Linear(4, 4)
+    gm, clone, inputs, result = captured(layer, x := torch.ones(1, 4))
+    assert torch.equal(result, layer(x))
+    assert clone._param_name_to_source == gm._param_name_to_source
+    assert clone.meta.keys() == gm.meta.keys()
+    for old, new in zip(gm.graph.nodes, clone.graph.nodes, strict=True):
+        assert old is not new
+        assert old.meta.get("example_value") is new.meta.get("example_value")
+        if old.op == "placeholder":
+            assert new._dynamo_source is old._dynamo_source
+    assert torch_private.fake_mode_of([n.meta.get("example_value") for n in gm.graph.nodes]) is not None
+    assert len(inputs) == 3
+
+
+def test_aot_autograd_still_knows_which_inputs_are_weights():
+    from torch._functorch._aot_autograd.frontend_utils import _try_get_metadata_from_dynamo
+
+    layer = torch.nn.Linear(4, 4)
+    gm, clone, inputs, _ = captured(layer, torch.ones(1, 4))
+    static = [_try_get_metadata_from_dynamo(m, {}.keys(), len(inputs), [])[1] for m in (gm, clone)]
+    assert static == [[0, 1], [0, 1]]
+
+
+def test_the_bisector_hook_is_quiet_unless_it_is_at_work():
+    assert torch_private.bisector_veto("contiguous_views") is False
+    assert torch_private.bisecting() is False
+    from torch._inductor.compiler_bisector import BACKENDS
+
+    assert [s.name for s in BACKENDS["k3"]] == ["k3_passes"]
+
+
+def test_guards_are_read_as_text():
+    seen = []
+
+    def backend(gm, inputs):
+        seen.append(torch_private.guards_of(torch_private.fake_mode_of(inputs_of(gm))))
+        return gm.forward
+
+    def inputs_of(gm):
+        return [n.meta.get("example_value") for n in gm.graph.nodes]
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1 if x.shape[0] > 3 else x, backend=backend, dynamic=True)(torch.ones(5))
+    assert any(">" in guard or "<" in guard for guard in seen[0])
+    assert torch_private.guards_of(None) == []
+    assert counters is not None
