@@ -79,11 +79,14 @@ class Examined(NamedTuple):
 
 
 def examine(path: Path, latent_norm_eps: float = 1e-5) -> Examined:
-    """Read configuration and headers. Raises ConfigError for a configuration we do not run."""
+    """Read configuration and headers, and of a tied model the head. Raises ConfigError for a configuration we do not run."""
     config = K3Config.from_file(path, latent_norm_eps)
     files = SafetensorsDir(path)
     packed = [name.endswith(".weight_packed") for name in files.headers if ".experts." in name]
     config = dataclasses.replace(config, experts_packed=any(packed) if packed else config.experts_packed)
+    if config.tie_word_embeddings and has_own_head(config, files):
+        logger.warning("tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
+        config = dataclasses.replace(config, tie_word_embeddings=False)
     wanted = {entry.name: entry for entry in entries(config)}
     return Examined(config, files, wanted, files.problems + compare(files, config, wanted))
 
@@ -134,7 +137,7 @@ def fill(model: Model, files: SafetensorsDir, wanted: dict[str, Entry]) -> list[
         filled[entry.parameter] += part.numel()
     for name, parameter in parameters.items():
         assert filled[name] == parameter.numel(), f"{name}: {filled[name]} of {parameter.numel()} values"
-    return problems + tied_problems(model.config, files)
+    return problems
 
 
 def value_problems(name: str, tensor: Tensor) -> list[str]:
@@ -153,13 +156,13 @@ def value_problems(name: str, tensor: Tensor) -> list[str]:
     return []
 
 
-def tied_problems(config: K3Config, files: SafetensorsDir) -> list[str]:
-    """A head beside a tied embedding must be the embedding: a real head is never dropped silently."""
-    head = head_name(config)
-    if not config.tie_word_embeddings or head not in files.headers:
-        return []
+def has_own_head(config: K3Config, files: SafetensorsDir) -> bool:
+    """Whether a head is stored that is not the embedding: a flag must not drop a real head silently."""
     embedding = next(name for name in expected_tensors(config) if name.endswith("embed_tokens.weight"))
-    both = {name: tensor.clone() for name, tensor in files.tensors([head, embedding])}
-    if torch.equal(both[head], both[embedding]):
-        return []
-    return [f"tie_word_embeddings is true, but {head} differs from the embedding: say false, or remove it"]
+    head, tied = files.headers.get(head_name(config)), files.headers.get(embedding)
+    if head is None or tied is None or files.problems:
+        return False
+    if (head.shape, head.dtype) != (tied.shape, tied.dtype):
+        return True
+    both = {name: tensor.clone() for name, tensor in files.tensors([head_name(config), embedding])}
+    return not torch.equal(both[head_name(config)], both[embedding])
