@@ -17,11 +17,11 @@ def verdict(seed: int, decompose: bool) -> tuple[int, int]:
     return len(compiled.applied()), len(compiled.missed())
 
 
-@pytest.mark.parametrize("first", [0, 10, 20])
+@pytest.mark.parametrize("first", [0, 7])
 def test_a_few_programs_do_what_eager_does(first):
-    sites = [verdict(seed, decompose=seed % 5 == 4) for seed in range(first, first + 10)]
-    assert sum(applied for applied, _ in sites) > 3, "the programs must exercise the rewrite"
-    assert sum(missed for _, missed in sites) > 3, "and its refusals"
+    sites = [verdict(seed, decompose=seed % 5 == 4) for seed in range(first, first + 7)]
+    assert sum(applied for applied, _ in sites) > 2, "the programs must exercise the rewrite"
+    assert sum(missed for _, missed in sites) > 2, "and its refusals"
 
 
 @pytest.mark.slow

@@ -14,36 +14,31 @@ def table(rows: int = 8, width: int = 3) -> torch.Tensor:
     return torch.arange(float(rows * width)).view(rows, width)
 
 
-@SPELLINGS
-def test_the_mixed_batch_has_no_index_operation_left(decompose):
-    compiled = check(layer, *[inputs(*mix) for mix in MIXES], decompose=decompose, unbacked=UNBACKED)
-    assert len(compiled.graphs) == 1
-    assert len(compiled.applied()) == 8
-    assert not compiled.missed()
-    left = compiled.targets()
+@pytest.fixture(scope="module", params=[False, True], ids=["plain ATen", "decomposed"])
+def mixed(request):
+    """The mixed batch, compiled, and held against eager on every mix."""
+    return check(layer, *[inputs(*mix) for mix in MIXES], decompose=request.param, unbacked=UNBACKED)
+
+
+def test_the_mixed_batch_has_no_index_operation_left(mixed):
+    assert len(mixed.graphs) == 1
+    assert len(mixed.applied()) == 8
+    assert not mixed.missed()
+    left = mixed.targets()
     assert not [t for t in left if "index" in t or "iota" in t or "arange" in t or "scatter" in t]
     assert sum("slice" in t for t in left) == 8, "six for the spans, two for the slots"
 
 
-@SPELLINGS
-def test_both_scatters_of_the_mixed_batch_are_written_by_the_ops(decompose):
-    compiled = Compiled(layer, decompose=decompose, unbacked=UNBACKED)
-    compiled(*inputs(*MIXES[0]))
-    details = [r.detail.split(" of ")[0] for r in compiled.remarks("applied")[6:]]
-    assert [d.split()[0] for d in details] == ["k3.kda_verify_into", "k3.kda_prefill_into"]
-    (first, second) = [
-        n
-        for n in compiled.graphs[0].graph.nodes
-        if n.op == "call_function" and "functionalized" in str(n.target)
-    ]
+def test_both_scatters_of_the_mixed_batch_are_written_by_the_ops(mixed):
+    details = [r.detail.split() for r in mixed.remarks("applied")[6:]]
+    assert [d[0] for d in details] == ["k3.kda_verify_into", "k3.kda_prefill_into"]
+    first, second = (n for n in mixed.graphs[0].graph.nodes if "auto_functionalized" in str(n.target))
     assert "_out_base_index" in first.kwargs
     assert second.kwargs["_all_bases"][-1].args[0] is first, "the second writes what the first left"
 
 
-def test_every_bound_of_the_mixed_batch_is_proven_from_the_checks():
-    compiled = Compiled(layer, unbacked=UNBACKED)
-    compiled(*inputs(*MIXES[0]))
-    for remark in compiled.remarks():
+def test_every_bound_of_the_mixed_batch_is_proven_from_the_checks(mixed):
+    for remark in mixed.remarks():
         obligations = {p.obligation: p for p in remark.proofs}
         assert {"index is a range", "0 <= start", "0 <= length", "end <= size"} <= obligations.keys()
         assert obligations["end <= size"].how == "torch._check"
@@ -94,9 +89,8 @@ RUNS = {
 }
 
 
-@SPELLINGS
 @pytest.mark.parametrize("build", RUNS.values(), ids=RUNS.keys())
-def test_a_run_is_recognised_however_it_is_built(build, decompose):
+def test_a_run_is_recognised_however_it_is_built(build):
     def f(x, y, spans):
         start, end = spans_of(x, spans)
         rows = build(start, end)
@@ -105,7 +99,7 @@ def test_a_run_is_recognised_however_it_is_built(build, decompose):
         return x.index_select(0, rows) * 2, torch.index_copy(y, 0, rows, x.index_select(0, rows))
 
     calls = [[table(), table() + 100, torch.tensor(s)] for s in ([2, 5], [0, 0], [8, 8], [0, 8], [3, 4])]
-    compiled = check(f, *calls, decompose=decompose, unbacked="L['x']:0,L['y']:0")
+    compiled = check(f, *calls, unbacked="L['x']:0,L['y']:0")
     assert len(compiled.graphs) == 1
     assert not compiled.missed()
 

@@ -1,4 +1,4 @@
-"""Under Inductor: where it is right without our passes it is right with them, and the mixed batch gets cheaper.
+"""Under Inductor: what it computes rightly it still does with our passes, and the mixed batch gets cheaper.
 
 Inductor by itself computes some programs of this kind wrongly, so it is never the reference: eager is.
 """

@@ -90,3 +90,13 @@ def test_every_batch_gives_the_bits_of_the_plain_layer_from_one_graph(model, cho
             assert torch.equal(compiled(layer, p, blocks, pools, step), expected), kind
             assert all(map(torch.equal, pools, plain)), kind
         assert len(compiled.graphs) == 1, kind
+
+
+@pytest.mark.slow
+def test_all_layers_in_one_graph_are_proven_in_a_second_or_two(model):
+    rows = [Row([1, 2], 1, verify=True, pages=[1]), Row([3], 2, pages=[2]), Row([4, 5, 6], 3, pages=[3])]
+    unbacked = ",".join(name for name in UNBACKED_SOURCES.split(",") if "step" in name)
+    compiled = Compiled(lambda step, pools: model(step, pools), unbacked=unbacked, verify="off")
+    compiled(make_step(rows, drafts=DRAFTS), model.make_pools(SLOTS, PAGES, PAGE, DRAFTS))
+    assert len(compiled.applied()) == 8 * len(SMALL.kda_layers)
+    assert sum(record.seconds for record in compiled.records) < 20, "it took 29 s before facts were indexed"
