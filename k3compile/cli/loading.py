@@ -69,4 +69,4 @@ def log_to_stderr(level: str = "info") -> None:
     if level.upper() not in logging.getLevelNamesMapping():
         raise ValueError(f"log-level is {level!r}; allowed: debug, info, warning, error")
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.root.level))
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))

@@ -49,6 +49,8 @@ def serve_checkpoint(
     from ..runtime.server.app import build_app
     from ..runtime.server.run import bind, serve, url_of
 
+    if server.api_key is None and not server.is_loopback:
+        log.warning("listening on %s without an API key: whoever reaches it may use it", server.host)
     listener = bind(server)
     loaded = load(checkpoint, engine_config, dtype, resident)
     app = build_app(loaded.engine, loaded.tokenizer, server, __version__)

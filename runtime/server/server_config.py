@@ -31,6 +31,11 @@ class ServerConfig:
     retry_after_s: int = 1
     access_log: bool = False
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
     def __post_init__(self) -> None:
         wrong = []
         if not 0 <= self.port <= 65535:

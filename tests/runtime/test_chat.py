@@ -1,6 +1,7 @@
 """The prompt, segment for segment: the worked example, the history rules, hostile text."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from k3compile.runtime.chat import Segment, render
 from k3compile.runtime.tokenizer import Tokenizer
 from k3compile.runtime.tokenizer_train import train_bpe
 
+FULL = bool(os.environ.get("K3_ACCEPT"))  # every check at its full count
 DATA = Path(__file__).parent.parent / "data"
 TOOLS = [
     {
@@ -286,7 +288,7 @@ HOSTILE = st.lists(st.one_of(st.sampled_from(SPELLINGS), st.text(max_size=4)), m
 
 
 @given(body=HOSTILE, name=HOSTILE, reasoning=HOSTILE, key=HOSTILE, value=HOSTILE)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3000 if FULL else 100, deadline=None)
 def test_no_text_of_a_request_ever_becomes_a_control_token(tiny, body, name, reasoning, key, value):
     def prompt(body, name, reasoning, key, value):
         call = {"function": {"name": "f" + name, "arguments": json.dumps({key: value})}}

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from k3compile.runtime.parse import OutputParser
 from k3compile.runtime.tokenizer import Tokenizer
 from k3compile.runtime.tokenizer_train import train_bpe
 
+FULL = bool(os.environ.get("K3_ACCEPT"))  # every check at its full count
 CALL_OSLO = (
     'O[call tool="get_weather" index="1"]S[]O[argument key="city" type="string"]Oslo <3C[argument]'
     'O[argument key="days" type="number"]2C[argument]C[call]'
@@ -210,7 +212,7 @@ PIECES = [
 
 
 @given(st.booleans(), st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=25), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=10_000 if FULL else 300, deadline=None)
 def test_any_output_is_split_the_same_however_it_is_fed(tiny, bytewise, thinking, pieces, data):
     text = "".join(pieces)
     cut = data.draw(st.integers(0, len(text)))
@@ -223,7 +225,7 @@ def test_any_output_is_split_the_same_however_it_is_fed(tiny, bytewise, thinking
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=25))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=10_000 if FULL else 200, deadline=None)
 def test_text_and_ids_agree_when_no_plain_token_spells_a_control_token(tiny, pieces):
     text = "".join(pieces) + "."  # a text that ends in half a spelling is for the text reader alone to judge
     assert run(True, [text]) == run(True, [ids_of(tiny, text)], tiny)

@@ -5,7 +5,10 @@ from k3compile.runtime.server.server_config import ServerConfig
 
 
 def test_the_default_listens_on_loopback_only():
-    assert ServerConfig().host == "127.0.0.1"
+    assert ServerConfig().is_loopback
+    assert ServerConfig(host="::1").is_loopback
+    assert not ServerConfig(host="0.0.0.0").is_loopback
+    assert not ServerConfig(host="::").is_loopback
 
 
 def test_all_faults_are_told_at_once():
