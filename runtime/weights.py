@@ -79,7 +79,7 @@ class Examined(NamedTuple):
 
 
 def examine(path: Path, latent_norm_eps: float = 1e-5) -> Examined:
-    """Read configuration and headers, and of a tied model the head. Raises ConfigError for a configuration we do not run."""
+    """Read configuration, headers, and a tied model's head. Raises ConfigError for what we do not run."""
     config = K3Config.from_file(path, latent_norm_eps)
     files = SafetensorsDir(path)
     packed = [name.endswith(".weight_packed") for name in files.headers if ".experts." in name]
