@@ -215,25 +215,27 @@ def expand(known: Tensor, kv: Tensor, nope: int) -> tuple[Tensor, Tensor]:
 def _(
     q: Tensor, kv_b: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Tensor, scale: float
 ) -> Tensor:
-    """Every request padded to T queries and to all pages of its table, expanded."""
+    """Every request padded to all token rows and to all pages of its table, expanded."""
     heads, (nope, rope, value) = q.shape[1], widths(q, kv_b, pages)
     tokens, requests, most = q.shape[0], table.shape[0], table.shape[1] * pages.shape[1]
-    latent, wide = kv_b.shape[1], acc(q.dtype)
+    latent, wide, queries = kv_b.shape[1], acc(q.dtype), tokens + 2  # never 1: Inductor asks for that
     begin, count = extents(cu, requests)
-    at, query = torch.arange(most, device=q.device), torch.arange(tokens, device=q.device)
-    rows = pages.index_select(0, table.flatten()).to(wide).view(requests, most, latent + rope)
+    at, query = torch.arange(most, device=q.device), torch.arange(queries, device=q.device)
+    rows = pages[table].to(wide).flatten(1, 2)  # [R, c, L+r]
     known = torch.where((at < (seen + count).unsqueeze(1)).unsqueeze(2), rows, 0.0)
     both = torch.matmul(known[..., :latent], kv_b.to(wide).t()).view(requests, most, heads, nope + value)
     shared = known[:, :, None, latent:].expand(-1, -1, heads, -1)
     keys = torch.cat([both[..., :nope], shared], -1).permute(0, 2, 3, 1)  # [R, H, n+r, c]
-    place = torch.minimum(begin.unsqueeze(1) + query, torch.full_like(begin, tokens - 1).unsqueeze(1))
-    asked = q.index_select(0, place.flatten()).view(requests, tokens, heads, nope + rope).transpose(1, 2)
-    scores = torch.matmul(asked.to(wide), keys) * scale  # [R, H, T, c]
+    padded = torch.cat([q.to(wide), q.new_zeros(1, heads, nope + rope, dtype=wide)])
+    asked = padded[(begin.unsqueeze(1) + query).clamp(max=tokens)]  # [R, queries, H, n+r]
     hidden = at > (seen.unsqueeze(1) + query).unsqueeze(2)
-    weights = torch.where(hidden.unsqueeze(1), -torch.inf, scores).softmax(-1)
-    mixed = torch.matmul(weights, both[..., nope:].transpose(1, 2)).transpose(1, 2)  # [R, T, H, v]
+    mixed = []
+    for head in range(heads):  # one product for all heads would mix R with H, which Inductor guards on
+        scores = torch.bmm(asked[:, :, head], keys[:, head]) * scale  # [R, queries, c]
+        weights = torch.where(hidden, -torch.inf, scores).softmax(-1)
+        mixed.append(torch.bmm(weights, both[:, :, head, nope:]))
     row, own, owned = owners(cu, tokens, requests)
-    result = mixed.flatten(0, 1).index_select(0, row * tokens + own)
+    result = torch.stack(mixed, 2)[row, own]  # [T, H, v]
     return torch.where(owned[:, None, None], result, 0.0).to(q.dtype)
 
 

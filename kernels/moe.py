@@ -20,6 +20,8 @@ from .op import acc, acc_of, op
 from .samples import Draw
 from .situ import situ_wide
 
+EXPERT_BLOCK = 32  # rows of one expert that an opened graph multiplies together
+
 
 @op()
 def route(
@@ -170,36 +172,56 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
 
 @experts_unfinalized.opened
 def _(z, ids, w1, w1_scale, w3, w3_scale, w2, w2_scale, beta, linear_beta):
-    packed, wide = ((w1, w1_scale), (w3, w3_scale), (w2, w2_scale)), acc(z.dtype)
-    return dense_opened(z, ids, *(unpack_traceable(*w, wide) for w in packed), beta, linear_beta)
+    def weights(experts: Tensor) -> list[Tensor]:
+        pairs = ((w1, w1_scale), (w3, w3_scale), (w2, w2_scale))
+        picked = ([part.index_select(0, experts) for part in pair] for pair in pairs)
+        return [unpack_traceable(*pair, acc(z.dtype)) for pair in picked]
+
+    return by_blocks(z, ids, w1.shape[0], weights, beta, linear_beta)
 
 
 @experts_unfinalized_dense.opened
-def dense_opened(
-    z: Tensor, ids: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, beta: float, linear_beta: float
+def _(z, ids, w1, w3, w2, beta, linear_beta):
+    def weights(experts: Tensor) -> list[Tensor]:
+        return [acc_of(w.index_select(0, experts)) for w in (w1, w3, w2)]
+
+    return by_blocks(z, ids, w1.shape[0], weights, beta, linear_beta)
+
+
+def by_blocks(
+    z: Tensor,
+    ids: Tensor,
+    num_experts: int,
+    weights: Callable[[Tensor], list[Tensor]],
+    beta: float,
+    linear_beta: float,
 ) -> tuple[Tensor, Tensor]:
-    """Sort by expert, three grouped products, holes zeroed. No shape depends on the data."""
+    """Rows sorted by expert, padded to blocks of one expert each, and multiplied block by block.
+
+    No shape depends on the data: N rows fill at most min(N, N // 32 + E) blocks. One more takes the holes.
+    """
     tokens, top_k = ids.shape
-    keys = torch.where(ids < 0, w1.shape[0], ids).flatten()
-    keys, order = torch.sort(keys, stable=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(tokens * top_k, device=z.device))
+    count, device = tokens * top_k, z.device
+    keys, order = torch.sort(torch.where(ids < 0, num_experts, ids).flatten(), stable=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(count, device=device))
     idx = torch.where(ids < 0, -1, place.unflatten(0, (tokens, top_k))).to(torch.int32)
-    source = z.index_select(0, order // top_k)
-    gate, up = acc_of(grouped(source, w1, keys)), acc_of(grouped(source, w3, keys))
-    rows = grouped(situ_wide(gate, up, beta, linear_beta).to(z.dtype), w2, keys)
-    return torch.where((keys < w1.shape[0]).unsqueeze(1), rows, 0.0), idx
 
+    here = keys < num_experts
+    each = (keys.unsqueeze(1) == torch.arange(num_experts, device=device)).sum(0)  # [E] rows of an expert
+    last = ((each + EXPERT_BLOCK - 1) // EXPERT_BLOCK).cumsum(0)  # [E] block after an expert's own
+    ahead = (last - (each + EXPERT_BLOCK - 1) // EXPERT_BLOCK) * EXPERT_BLOCK - (each.cumsum(0) - each)
+    blocks = torch.sym_min(count, count // EXPERT_BLOCK + num_experts) + 1
+    shift = ahead.index_select(0, torch.where(here, keys, 0))
+    spot = torch.where(here, torch.arange(count, device=device) + shift, (blocks - 1) * EXPERT_BLOCK)
+    expert = torch.searchsorted(last, torch.arange(blocks, device=device), right=True)
+    w1, w3, w2 = weights(expert.clamp(max=num_experts - 1))
 
-def grouped(x: Tensor, w: Tensor, keys: Tensor) -> Tensor:
-    """x [N, in], sorted by ``keys`` [N], against w [E, out, in] of each row's key -> [N, out]."""
-    w = w.to(x.dtype)
-    if x.dtype not in (torch.bfloat16, torch.float16):  # torch traces no other grouped product
-        out = x.new_zeros(x.shape[0], w.shape[1])
-        for expert in range(w.shape[0]):
-            out = torch.where((keys == expert).unsqueeze(1), F.linear(x, w[expert]), out)
-        return out
-    ends = (keys.unsqueeze(1) <= torch.arange(w.shape[0], device=x.device)).sum(0, dtype=torch.int32)
-    return F.grouped_mm(x, w.transpose(1, 2), offs=ends)
+    source = acc_of(z.index_select(0, order // top_k))
+    x = source.new_zeros(blocks * EXPERT_BLOCK, z.shape[1]).index_put((spot,), source)
+    x = x.view(blocks, EXPERT_BLOCK, z.shape[1])
+    inner = situ_wide(torch.bmm(x, w1.mT), torch.bmm(x, w3.mT), beta, linear_beta).to(z.dtype)
+    rows = torch.bmm(acc_of(inner), w2.mT).to(z.dtype).flatten(0, 1).index_select(0, spot)
+    return torch.where(here.unsqueeze(1), rows, 0.0), idx
 
 
 def unfinalized_like(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
