@@ -23,7 +23,7 @@ from .conv import extents, owners
 from .op import acc, op
 from .samples import Draw, row_bounds
 
-ABSORBED_ROWS = 16  # longest row that is absorbed: a verify step of 8 drafts fits, a prefill chunk does not
+ABSORBED_GROUPS = (1, 16, 128)  # absorbed rows of up to so many queries are padded to each other
 QUERY_BLOCK = 128  # queries of a long row that meet the context together, at least
 BLOCK_ELEMENTS = 1 << 20  # scores, or context values, held at a time
 
@@ -87,14 +87,21 @@ def mla_attend(
     out = q.new_empty(q.shape[0], heads, value)
     out[bounds[-1] :] = 0.0
     rows = [Row(r, a, b - a, s) for r, ((a, b), s) in enumerate(zip(pairwise(bounds), before)) if b > a]
-    for least, most in ((1, 1), (2, ABSORBED_ROWS)):
-        short = [row for row in rows if least <= row.count <= most]
+    limit, least = absorbed_limit(kv_b.shape[1], nope + value), 1
+    for most in ABSORBED_GROUPS:
+        short = [row for row in rows if least <= row.count <= min(most, limit)]
         if short:
             absorbed(q, kv, pages, table, short, scale, out)
+        least = most + 1
     for row in rows:
-        if row.count > ABSORBED_ROWS:
+        if row.count > min(limit, ABSORBED_GROUPS[-1]):
             expanded(q, kv, pages, table, row, scale, out)
     return out
+
+
+def absorbed_limit(latent: int, expanded_width: int) -> int:
+    """Queries of a row up to which 2L products a key cost less than n + v and the expansion of that key."""
+    return max(1, latent * expanded_width // max(1, 2 * latent - expanded_width))
 
 
 class Row(NamedTuple):

@@ -85,8 +85,8 @@ def test_blocks_of_any_size_give_the_same(mix, elements, monkeypatch):
 def test_absorbed_equals_expanded(mix, monkeypatch):
     args, _ = paged(*MIXES[mix])
     results = []
-    for rows in (0, 1000):
-        monkeypatch.setattr(mla, "ABSORBED_ROWS", rows)
+    for most in (0, 100):
+        monkeypatch.setattr(mla, "absorbed_limit", lambda *widths, most=most: most)
         results.append(k3.mla_attend(*args))
     assert worst(results[1], results[0]) < 1e-13
 
@@ -156,3 +156,12 @@ def test_the_order_of_rows_changes_nothing():
         o = k3.mla_attend(rows, args[1], args[2], table[places], args[4][places], bounds, SCALE)
         for place, r in enumerate(order):
             assert worst(o[bounds[place] : bounds[place + 1]], want[r]) < 1e-13
+
+
+def test_rows_are_absorbed_while_that_is_fewer_products():
+    for latent, expanded_width in ((512, 256), (256, 256), (32, 32), (16, 14)):
+        limit = mla.absorbed_limit(latent, expanded_width)
+        for queries in (limit, limit + 1):
+            apart = queries * 2 * latent  # products a key and head, absorbed
+            together = latent * expanded_width + queries * expanded_width
+            assert (apart <= together) == (queries == limit)
