@@ -91,7 +91,8 @@ class Sampler:
 def distribution(scores: Tensor, requests: Sequence[Request]) -> Tensor:
     """[N, V] the probabilities a token of each row is drawn with; temperature of each request above 0."""
     params = [r.params for r in requests]
-    temperature = scores.new_tensor([p.temperature for p in params])[:, None]
+    least = torch.finfo(scores.dtype).tiny  # a client's float64 may round to 0 here, and 0 / 0 is no score
+    temperature = scores.new_tensor([max(p.temperature, least) for p in params])[:, None]
     scores = (scores - scores.amax(-1, keepdim=True)) / temperature  # at most 0: no temperature overflows
     if any(0 < p.top_k < scores.shape[1] for p in params):
         scores = keep_top_k(scores, [p.top_k for p in params])

@@ -110,11 +110,14 @@ def test_top_p_of_a_peaked_row_in_a_large_vocabulary_equals_a_full_sort(p):
         assert set(ours.nonzero()[:, 0].tolist()) == set(kept.tolist())
 
 
-def test_the_smallest_temperature_is_greedy_and_not_nan():
-    scores = logits(4)
-    probabilities = distribution(scores, [request(temperature=1e-40)] * 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1e-9, 1e-40, 1e-46, 5e-324])
+def test_the_smallest_temperature_is_greedy_and_not_nan(temperature, dtype):
+    scores = logits(4, dtype=dtype)
+    plain, cut = request(temperature=temperature), request(temperature=temperature, top_p=0.5, top_k=3)
+    probabilities = distribution(scores, [plain, cut, plain, cut])
     assert torch.equal(probabilities.argmax(-1), scores.argmax(-1))
-    torch.testing.assert_close(probabilities.amax(-1), torch.ones(4))
+    torch.testing.assert_close(probabilities.amax(-1), torch.ones(4, dtype=dtype))
 
 
 def test_greedy_takes_the_lowest_of_equal_ids_in_any_width():
