@@ -60,7 +60,16 @@ PRE_SPLIT = "|".join(
 
 MAX_CHUNK_CHARS = 400_000
 MAX_RUN_CHARS = 25_000
-_LONG_RUN = re.compile(rf"\s{{{MAX_RUN_CHARS + 1},}}|\S{{{MAX_RUN_CHARS + 1},}}")
+
+
+def runs_above(length: int) -> re.Pattern:
+    """Runs of more than ``length`` characters, looked for where one begins only: to try every place of a
+    run takes the square of its length, and nothing else of the process runs meanwhile.
+    """
+    return re.compile(rf"(?<!\s)\s{{{length + 1},}}|(?<!\S)\S{{{length + 1},}}")
+
+
+_LONG_RUN = runs_above(MAX_RUN_CHARS)
 
 
 class Tokenizer:

@@ -1,6 +1,7 @@
 """The tokenizer against the written pattern, an independent regex engine and an independent BPE."""
 
 import os
+import time
 
 import pytest
 import regex
@@ -193,10 +194,17 @@ def test_chunks_follow_a_character_by_character_rule(runs):
     expected += [text[start:]] if text else []
     saved = module.MAX_RUN_CHARS, module._LONG_RUN
     try:
-        module.MAX_RUN_CHARS, module._LONG_RUN = 3, regex.compile(r"\s{4,}|\S{4,}")
+        module.MAX_RUN_CHARS, module._LONG_RUN = 3, module.runs_above(3)
         assert list(split_chunks(text)) == expected
     finally:
         module.MAX_RUN_CHARS, module._LONG_RUN = saved
+
+
+def test_runs_just_below_the_longest_are_looked_at_once():
+    text = ("x" * 24_999 + " ") * 8
+    started = time.perf_counter()
+    assert list(split_chunks(text)) == [text]
+    assert time.perf_counter() - started < 1.0, "the server stands still meanwhile"
 
 
 def test_hostile_runs_take_no_time(tiny):
