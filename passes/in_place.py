@@ -17,7 +17,7 @@ Any other base stays functional: it is cloned, and the answer is the same.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 COPY = torch.ops.aten.copy_.default
+Storages = dict[int | None, list[fx.Node]]  # fake storage -> the nodes whose value sits in it
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,10 @@ class Written:
 def write_in_place(gm: fx.GraphModule) -> list[Written]:
     """Undo ``auto_functionalized_v2`` where that is provably unseen; one entry a base, in graph order."""
     found = []
+    storages = nodes_by_storage(gm.graph)
     for node in functional_writes(gm.graph):
         bases = node.kwargs["_all_bases"]
-        refusals = [refusal(node, base, bases) for base in bases]
+        refusals = [refusal(node, base, bases, storages) for base in bases]
         for base, why in zip(bases, refusals):
             found.append(Written(str(node.args[0]), node.name, base.name, why))
         for index, (base, why) in enumerate(zip(bases, refusals)):
@@ -65,9 +67,9 @@ def functional_writes(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in nodes if isinstance(n.args[0], torch._ops.OpOverload) and n.kwargs.get("_all_bases")]
 
 
-def refusal(node: fx.Node, base: fx.Node, bases: list[fx.Node]) -> str | None:
+def refusal(node: fx.Node, base: fx.Node, bases: list[fx.Node], storages: Storages) -> str | None:
     """Why ``node`` may not write into ``base``, or None."""
-    family = alias_family(base)
+    family = alias_family(base, storages)
     root = next(iter(family))
     if root is not base and root.op in ("placeholder", "get_attr"):
         return "it is a view of an input"
@@ -78,40 +80,41 @@ def refusal(node: fx.Node, base: fx.Node, bases: list[fx.Node]) -> str | None:
     reads = [v for k, v in node.kwargs.items() if k != "_all_bases"]
     if any(a in family for a in pytree.tree_leaves(reads) if isinstance(a, fx.Node)):
         return "the op also reads it by another argument"
-    later = list(after(node))
-    for reader in later:
-        if any(a in family and not is_target_of_copy(reader, a) for a in reader.all_input_nodes):
-            return f"{reader.name} reads its old value later"
+    if later := [u for m in family for u in m.users if u > node and not is_target_of_copy(u, m)]:
+        return f"{min(later).name} reads its old value later"
     if root.op != "placeholder":
         return None
-    if not any(r.target is COPY and r.args[0] is base for r in later):
+    if not any(u > node and is_target_of_copy(u, base) for u in base.users):
         return "its new value does not end in the input"
-    new = [n for value in new_values(node, bases.index(base)) for n in alias_family(value)]
-    if any(n in new for n in output_of(node.graph).all_input_nodes):
+    new = [n for value in new_values(node, bases.index(base)) for n in alias_family(value, storages)]
+    if any(n in new for n in node.graph.find_nodes(op="output")[0].all_input_nodes):
         return "its new value is returned"
     return None
 
 
-def alias_family(node: fx.Node) -> dict[fx.Node, None]:
+def nodes_by_storage(graph: fx.Graph) -> Storages:
+    """Nodes whose fake values sit in the same storage."""
+    found: Storages = defaultdict(list)
+    for node in graph.nodes:
+        found[storage_of(node)].append(node)
+    del found[None]
+    return found
+
+
+def alias_family(node: fx.Node, storages: Storages) -> dict[fx.Node, None]:
     """All nodes that may share memory with ``node``, the one that owns the memory first."""
     root = node
     while (parent := viewed(root)) is not None:
         root = parent
-    family = {root: None}
-    for member in family_in_order(root):
-        family[member] = None
-    family[node] = None
+    family, todo = {root: None, node: None}, [root, node]
+    while todo:
+        member = todo.pop()
+        views = [u for u in member.users if viewed(u) in family]
+        for near in (*views, *storages.get(storage_of(member), ())):
+            if near not in family:
+                family[near] = None
+                todo.append(near)
     return family
-
-
-def family_in_order(root: fx.Node) -> Iterator[fx.Node]:
-    """Views of ``root``, views of those, and nodes whose fake value sits in the same storage."""
-    members, storage = {root}, storage_of(root)
-    for node in root.graph.nodes:
-        shares = storage is not None and storage_of(node) == storage
-        if node not in members and (shares or viewed(node) in members):
-            members.add(node)
-            yield node
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
@@ -137,14 +140,6 @@ def storage_of(node: fx.Node) -> int | None:
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
-def after(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes that run after ``node``, its own results and the output included."""
-    step = node.next
-    while step.op != "root":
-        yield step
-        step = step.next
-
-
 def is_target_of_copy(node: fx.Node, argument: fx.Node) -> bool:
     """Whether ``argument`` is only written by ``node``."""
     return node.target is COPY and node.args[0] is argument and node.args[1] is not argument
@@ -154,10 +149,6 @@ def new_values(node: fx.Node, index: int) -> list[fx.Node]:
     """The getitems that hold base ``index`` as the op left it."""
     place = max(1, len(node.args[0]._schema.returns)) + index
     return [u for u in node.users if u.target is operator.getitem and u.args[1] == place]
-
-
-def output_of(graph: fx.Graph) -> fx.Node:
-    return graph.find_nodes(op="output")[0]
 
 
 def read_base_instead(node: fx.Node, index: int, base: fx.Node) -> None:
