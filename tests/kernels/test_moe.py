@@ -57,6 +57,22 @@ def test_a_row_is_routed_alike_in_any_batch_at_any_place(dtype):
             assert all(len(set(chosen)) == 16 for chosen in ids.tolist())
 
 
+@pytest.mark.parametrize("experts", [5, 8, 17, 896])
+def test_no_score_depends_on_how_many_rows_are_routed_together(experts):
+    # float32 sigmoids differ in the last bit between whole vectors and the few elements left over
+    source = torch.Generator().manual_seed(0)
+    x, gate = (torch.randn(rows, 24, generator=source) for rows in (33, experts))
+    gate[-1] = gate[0]  # twins, one of them among the left over
+    bias, top_k = torch.zeros(experts), min(experts, 16)
+    weights, ids = k3.route(x, gate, bias, top_k, 2.446, False)
+    for rows in range(1, 33):
+        fewer, chosen = k3.route(x[:rows], gate, bias, top_k, 2.446, False)
+        assert torch.equal(chosen, ids[:rows])
+        assert torch.equal(fewer, weights[:rows])
+        both = (chosen == experts - 1).any(1)
+        assert (chosen[both] == 0).any(1).all(), "the twin with the higher number came first"
+
+
 def test_a_row_of_nan_has_its_written_result_and_harms_no_other():
     x, gate, bias = torch.randn(4, 16), torch.randn(12, 16), torch.randn(12)
     want = k3.route(x, gate, bias, 3, 1.0, True)
