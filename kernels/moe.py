@@ -29,9 +29,9 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """x [T, D], gate_w [E, D], bias [E] acc -> (weights [T, k] acc, ids [T, k] int64).
 
-    Written tie rule: the larger sigmoid + bias first; equal ones by the lower expert id. Scores are computed in
-    float64 and rounded once, so that a row scores the same whatever batch it is in, and equal logits score the
-    same at any place: a float32 sigmoid differs in its last bit between whole vectors and the few left over.
+    Written tie rule: the larger sigmoid + bias first; equal ones by the lower expert id. Scores are computed
+    in float64 and rounded once, so that a row scores the same whatever batch it is in, and equal logits the
+    same at any place: a float32 sigmoid differs in its last bit between whole vectors and what is left over.
     A row of NaN gets experts 0 .. k-1 with NaN weights, and no other row notices.
     """
     logits = F.linear(x.to(torch.float64), gate_w.to(torch.float64))
