@@ -11,7 +11,6 @@ from .schema import ChatBody, Sampling
 from .service import Service
 
 MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 1024
-MAX_BIASES = 1024
 PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens", "ignore_eos",
@@ -64,8 +63,6 @@ def sampling_params(
 def logit_bias(body: Sampling) -> dict[int, float]:
     """Keys are token ids written as text, since they are JSON keys."""
     given = body.logit_bias or {}
-    if len(given) > MAX_BIASES:
-        raise ApiError(400, f"logit_bias has {len(given)} entries, at most {MAX_BIASES}", param="logit_bias")
     wrong = [key for key in given if not (key.isascii() and key.isdigit() and len(key) < 20)]
     if wrong:
         raise ApiError(400, f"logit_bias: {wrong[0][:50]!r} is no token id", param="logit_bias")

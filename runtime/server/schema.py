@@ -8,15 +8,21 @@ yet (refused by its name unless it says "off"), or it is unknown and refused wit
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .errors import ApiError, from_validation
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Prompt = str | list[str] | list[int] | list[list[int]]
 Body = TypeVar("Body", bound="Sampling")
+
+MAX_ITEMS = (
+    1 << 16
+)  # messages, calls, prompts: far above any use, and checked in less than a tenth of a second
+MAX_BIASES = 1024
+Items = Field(max_length=MAX_ITEMS, fail_fast=True)  # else a body of millions of faults is a list of them
 
 HARMLESS = frozenset(
     {
@@ -60,6 +66,13 @@ class ChatTemplateKwargs(Model):
     enable_thinking: bool | None = None
     thinking_effort: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > 100:
+            raise ValueError(f"has {len(value)} entries, known are {', '.join(cls.model_fields)}")
+        return value
+
 
 class FunctionIn(Model):
     name: str
@@ -82,9 +95,9 @@ class Message(Model):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCallIn] | None = None
+    tool_calls: Annotated[list[ToolCallIn], Items] | None = None
     tool_call_id: str | None = None
-    tools: list[dict] | None = None
+    tools: Annotated[list[dict], Items] | None = None
 
     @field_validator("content", mode="plain")
     @classmethod
@@ -114,12 +127,19 @@ class Sampling(Model):
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _logit_bias(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_BIASES:
+            raise ValueError(f"has {len(value)} entries, at most {MAX_BIASES}")
+        return value
 
     @field_validator("stop", mode="plain")
     @classmethod
@@ -143,9 +163,12 @@ class CompletionBody(Sampling):
     @field_validator("prompt", mode="plain")
     @classmethod
     def _prompt(cls, value: Any) -> Any:
-        if isinstance(value, str) or _all_of(value, str) or _all_of(value, int):
+        if isinstance(value, str) or _all_of(value, int):
             return value
-        if isinstance(value, list) and value and all(_all_of(ids, int) for ids in value):
+        if isinstance(value, list) and len(value) > MAX_ITEMS and type(value[0]) in (str, list):
+            raise ValueError(f"holds {len(value)} prompts, at most {MAX_ITEMS}")
+        lists = isinstance(value, list) and value and all(_all_of(ids, int) for ids in value)
+        if lists or _all_of(value, str):
             return value
         raise ValueError(
             "must be a text, a list of texts, a list of token ids or a list of such lists, not empty"
@@ -155,7 +178,7 @@ class CompletionBody(Sampling):
 class ChatBody(Sampling):
     """/v1/chat/completions"""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -172,7 +195,7 @@ def parse(kind: type[Body], data: Any) -> Body:
         if name in kind.model_fields or name in HARMLESS:
             continue
         if name not in NOT_YET:
-            near = get_close_matches(name, [*kind.model_fields, *NOT_YET], n=1)
+            near = get_close_matches(name[:100], [*kind.model_fields, *NOT_YET], n=1)
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise ApiError(400, f"{name[:100]!r} is not a field of this request{hint}", param=name[:100])
         if not any(value == off and type(value) is type(off) for off in NOT_YET[name]):

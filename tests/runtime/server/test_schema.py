@@ -1,5 +1,7 @@
 """Fields are one of four kinds, and JSON types are not converted."""
 
+import time
+
 import pytest
 from k3compile.runtime.server.errors import ApiError
 from k3compile.runtime.server.schema import HARMLESS, NOT_YET, ChatBody, CompletionBody, parse
@@ -58,3 +60,31 @@ def test_several_faults_share_a_message_and_the_first_names_the_field():
 def test_messages_may_carry_fields_that_clients_echo():
     message = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "provider": {"a": 1}}
     assert parse(ChatBody, {"messages": [message]}).messages[0].content == "x"
+
+
+MANY = 200_000
+CALLS = {"role": "user", "tool_calls": [{}] * MANY}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (ChatBody, {"messages": [{}] * MANY}, "messages[0].role"),
+        (ChatBody, {"messages": [{"role": "user"}] * MANY}, "messages"),
+        (ChatBody, {"messages": [CALLS]}, "messages[0].tool_calls[0].function"),
+        (ChatBody, {"messages": [{"role": "user", "tools": [1] * MANY}]}, "messages[0].tools[0]"),
+        (ChatBody, {"stop_token_ids": ["x"] * MANY}, "stop_token_ids[0]"),
+        (ChatBody, {"logit_bias": dict.fromkeys(map(str, range(MANY)), "x")}, "logit_bias"),
+        (ChatBody, {"chat_template_kwargs": dict.fromkeys(map(str, range(MANY)), 1)}, "chat_template_kwargs"),
+        (ChatBody, {"x" * 4_000_000: 1}, "x" * 100),
+        (CompletionBody, {"prompt": [[1]] * MANY}, "prompt"),
+        (CompletionBody, {"prompt": ["a"] * MANY}, "prompt"),
+    ],
+)
+def test_a_body_of_many_faults_is_refused_at_the_first_since_all_wait_meanwhile(kind, body, param):
+    body = {"messages": [{"role": "user", "content": "x"}], **body} if kind is ChatBody else body
+    started = time.perf_counter()
+    error = fault(kind, body)
+    assert time.perf_counter() - started < 0.4
+    assert error.param == param
+    assert len(error.message) < 500
