@@ -66,7 +66,7 @@ class Aliases:
         self._note_writes(new)
 
     def _note_writes(self, node: fx.Node) -> None:
-        for base in (*schema_writes(node), *functional_bases(node)):
+        for base in written_by(node):
             if (storage := storage_of(base)) is not None:
                 self._writers.setdefault(storage, []).append(node)
 
@@ -101,6 +101,8 @@ class Aliases:
             return "the view would reach an output of the graph"
         if any(opaque(user) for member in family for user in member.users):
             return "a consumer of unknown kind would take the view"
+        if any(member in written_by(user) for member in family for user in member.users):
+            return "a consumer would write through the view"
         last = self.last_read(family)
         for writer in self.writers(base):
             if self.order[writer] < self.order[node]:
@@ -135,6 +137,11 @@ def storage_of(node: fx.Node) -> int | None:
     """An identity of the memory behind a node's value, None when it has no tensor."""
     found = tensor(node)
     return None if found is None else found.untyped_storage()._cdata
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """What ``node`` writes in place, or may be made to."""
+    return [*schema_writes(node), *functional_bases(node)]
 
 
 def functional_bases(node: fx.Node) -> Iterator[fx.Node]:

@@ -1,7 +1,10 @@
 """Finds the places of a graph that read or write rows by an index tensor, in every spelling ATen has for it.
 
-gather     index_select(x, d, i)       index.Tensor(x, [None, i])            -> rows of x
-scatter    index_copy(x, d, i, y)      index_put(x, [None, i], y)            -> x with rows replaced by y
+    gather     index_select(x, d, i)       index.Tensor(x, [None, i])            -> rows of x
+    scatter    index_copy(x, d, i, y)      index_put(x, [None, i], y)            -> x with rows replaced by y
+
+Embedding, gather, scatter and index_add are no sites: their index is data by nature. A fancy index that is
+data is one, and its remark says where the index comes from.
 """
 
 from __future__ import annotations

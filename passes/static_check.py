@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from k3compile.passes.aliasing import storage_of
-from k3compile.passes.graph import AUTO_FUNCTIONALIZED, infer, schema_writes, value
+from k3compile.passes.graph import AUTO_FUNCTIONALIZED, infer, schema_writes, value, values
 from k3compile.passes.prover import Prover
 from k3compile.passes.remarks import Remark
 from torch import fx
@@ -102,9 +102,10 @@ def differences(before: Signature, graph: fx.Graph, mode: FakeTensorMode | None,
 
 
 def recomputed(node: fx.Node, mode: FakeTensorMode | None) -> Any:
-    """The value of a node from its arguments; a functionalised call leaves its bases as they look."""
+    """The value of a node from its arguments; a functionalised call gives its bases back as they look."""
     if node.target in AUTO_FUNCTIONALIZED:
-        return value(node)
+        bases = values(node.kwargs.get("_all_bases", ()))
+        return (*value(node)[: len(value(node)) - len(bases)], *bases)
     return infer(node, mode)
 
 

@@ -203,6 +203,16 @@ def test_a_view_is_not_handed_to_what_writes_its_base(rev_into):
     assert reasons == ["a consumer that takes the view writes the same storage"]
 
 
+def test_a_view_is_not_written_through(rev_into):
+    def f(x, z, n: int):
+        y = x.index_select(0, bounded(x, n))
+        rev_into(z, y)
+        return y + 1
+
+    reasons = check(f, [table(), -table(2), 6], dynamic=True).missed()
+    assert reasons == ["a consumer would write through the view"]
+
+
 def test_rows_copied_within_one_tensor_are_not_read_through_a_view():
     def f(x, n: int):
         rows = bounded(x, n)

@@ -58,6 +58,19 @@ def test_a_node_that_reads_something_else_is_computed_again():
     assert any("add was" in problem for problem in differences(before, graph, *of(graph)))
 
 
+def test_a_functionalised_call_gives_back_what_it_was_given(rev_into):
+    def f(x, y):
+        rev_into(y, x)
+        return y + 1
+
+    graph = graph_of(f, torch.rand(3, 2), torch.rand(3, 2))
+    (call,) = (n for n in graph.nodes if "auto_functionalized" in str(n.target))
+    before = Signature(**{**vars(Signature.of(graph)), "reads": {}})
+    assert differences(before, graph, *of(graph)) == []
+    call.meta["val"] = (None, call.meta["val"][1].sum())
+    assert any("claims" in problem for problem in differences(before, graph, *of(graph)))
+
+
 def test_values_look_alike_up_to_the_names_of_their_sizes():
     prover = Prover(None)
     assert alike(torch.rand(3, 2), torch.rand(3, 2), prover)
