@@ -18,7 +18,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 Prompt = str | list[str] | list[int] | list[list[int]]
 Body = TypeVar("Body", bound="Sampling")
 
-MAX_ITEMS = (
+MAX_ITEMS = 1 << 14  # messages, calls, prompts: far above any use, and checked in a tenth of a second
     1 << 16
 )  # messages, calls, prompts: far above any use, and checked in less than a tenth of a second
 MAX_BIASES = 1024
