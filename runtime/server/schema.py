@@ -19,8 +19,6 @@ Prompt = str | list[str] | list[int] | list[list[int]]
 Body = TypeVar("Body", bound="Sampling")
 
 MAX_ITEMS = 1 << 14  # messages, calls, prompts: far above any use, and checked in a tenth of a second
-    1 << 16
-)  # messages, calls, prompts: far above any use, and checked in less than a tenth of a second
 MAX_BIASES = 1024
 Items = Field(max_length=MAX_ITEMS, fail_fast=True)  # else a body of millions of faults is a list of them
 
