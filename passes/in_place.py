@@ -102,19 +102,28 @@ def nodes_by_storage(graph: fx.Graph) -> Storages:
 
 
 def alias_family(node: fx.Node, storages: Storages) -> dict[fx.Node, None]:
-    """All nodes that may share memory with ``node``, the one that owns the memory first."""
-    root = node
-    while (parent := viewed(root)) is not None:
-        root = parent
+    """All nodes that may share memory with ``node``, the one that owns the memory first.
+
+    Two inputs may sit in one storage, as the pools of all layers do. AOTAutograd made sure that they do not
+    overlap, or they would be one input.
+    """
+    root = root_of(node)
     family, todo = {root: None, node: None}, [root, node]
     while todo:
         member = todo.pop()
         views = [u for u in member.users if viewed(u) in family]
         for near in (*views, *storages.get(storage_of(member), ())):
-            if near not in family:
+            if near not in family and (root_of(near) is root or root_of(near).op != "placeholder"):
                 family[near] = None
                 todo.append(near)
     return family
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """The node that owns the memory, by schemas."""
+    while (parent := viewed(node)) is not None:
+        node = parent
+    return node
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
@@ -122,8 +131,9 @@ def viewed(node: fx.Node) -> fx.Node | None:
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:  # a part of a multi-output view such as split
-        source = node.args[0]
-        return viewed(source) if isinstance(source.target, torch._ops.OpOverload) else None
+        source = node.args[0]  # None in a node that was erased
+        splits = source is not None and isinstance(source.target, torch._ops.OpOverload)
+        return viewed(source) if splits else None
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     schema = node.target._schema

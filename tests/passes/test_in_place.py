@@ -309,6 +309,16 @@ def test_a_strided_view_at_an_unknown_offset_is_named():
     assert unsafe_views(functional(step, torch.ones(3), torch.arange(3.0)).graph) == []
 
 
+def test_pools_that_are_views_of_one_tensor_are_all_written_in_place(holds):
+    def fn(x, a, b):
+        return bump(x, a), bump(x, b), bump(x, a)
+
+    whole = torch.arange(6.0)
+    _, refusals = holds(fn, [torch.ones(3), whole[:3], whole[3:]])
+    assert set(refusals.values()) == {None}
+    assert len(refusals) == 2
+
+
 def test_random_programs_of_writes_and_reads(holds):
     """Straight-line programs over two pools and views of them, against eager."""
     generator = torch.Generator().manual_seed(0)
