@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ..parse import Delta, OutputParser, joined
+from ..parse import MARKS, Delta, OutputParser, joined
 from ..text_stream import StopStrings, TextStream
 from ..tokenizer import Tokenizer
 
@@ -79,7 +79,7 @@ class ChatReader:
 
     def finish(self, stop_token: int | None) -> list[Delta]:
         deltas: list[Delta] = []
-        if stop_token is not None and self._tokenizer.is_control(stop_token):
+        if self._tokenizer.control_names.get(stop_token) in MARKS:
             deltas = self.push(stop_token)  # the end of the message also ends an open call
         deltas += self._filter(self._parser.finish())
         return deltas if self.matched is not None else deltas + _content(self._stops.finish())

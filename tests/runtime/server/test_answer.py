@@ -82,6 +82,15 @@ def test_stop_reason_names_the_string_or_the_clients_own_token_and_nothing_else(
     assert (answer.finish_reason, answer.stop_reason) == ("stop", None)
 
 
+@pytest.mark.parametrize("name", tokenizer().control_ids)
+def test_a_stop_token_is_counted_and_never_shown_whichever_control_token_it_is(name):
+    stop = tokenizer().control_ids[name]
+    for reader in (TextReader(TextStream(tokenizer())), ChatReader(tokenizer(), thinking=False)):
+        answer = Answer(reader, (stop,))
+        assert deliver(answer, [*WORDS[:2], stop], 2, stop_ids=(stop,)) == {"reasoning": "", "content": "ab"}
+        assert (answer.finish_reason, answer.stop_reason, answer.num_tokens) == ("stop", stop, 3)
+
+
 @pytest.mark.parametrize("block", [1, 2, 5, 100])
 def test_a_chat_answer_is_split_and_counted_the_same_for_every_block_size(block):
     tokens = ids_of(ANSWER)
