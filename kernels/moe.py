@@ -29,14 +29,16 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """x [T, D], gate_w [E, D], bias [E] acc -> (weights [T, k] acc, ids [T, k] int64).
 
-    Written tie rule: the larger sigmoid + bias first; equal ones by the lower expert id. Scores are computed
-    in float64 and rounded once, so that a row scores the same whatever batch it is in, and equal logits the
-    same at any place: a float32 sigmoid differs in its last bit between whole vectors and what is left over.
-    A row of NaN gets experts 0 .. k-1 with NaN weights, and no other row notices.
+    Written tie rule: the larger sigmoid + bias first, compared in float32 whatever the model; equal ones by
+    the lower expert id. Scores are computed in float64 and then rounded, so that a row chooses alike in any
+    batch and equal logits tie at any place: products and float32 sigmoids differ in their last bit between
+    whole vectors and what is left over. A row of NaN gets experts 0 .. k-1 with NaN weights, and no other row
+    notices.
     """
     logits = F.linear(x.to(torch.float64), gate_w.to(torch.float64))
     scores = torch.sigmoid(logits).to(acc(x.dtype))
-    order = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices
+    choice = scores.to(torch.float32) + bias.to(torch.float32)
+    order = torch.sort(choice, dim=-1, descending=True, stable=True).indices
     ids = order[:, :top_k].contiguous()
     weights = scores.gather(1, ids)
     if renormalize:
@@ -68,9 +70,9 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
 def each_expert(z: Tensor, ids: Tensor, num_experts: int, one: Callable[[int, Tensor], Tensor]) -> tuple:
     """Run ``one(expert, its rows)`` for every expert present; results grouped by expert, then holes."""
     tokens, top_k = ids.shape
-    holes, *counts = torch.bincount((ids.clamp(min=-1) + 1).view(-1), minlength=num_experts + 1).tolist()
+    holes, *counts = torch.bincount((ids.clamp(min=-1) + 1).flatten(), minlength=num_experts + 1).tolist()
     assert len(counts) == num_experts, f"expert {len(counts) - 1} of {num_experts}"
-    order = torch.sort(torch.where(ids < 0, num_experts, ids).view(-1), stable=True).indices
+    order = torch.sort(torch.where(ids < 0, num_experts, ids).flatten(), stable=True).indices
     here = tokens * top_k - holes
     place = torch.empty_like(order, dtype=torch.int32)
     place[order] = torch.arange(tokens * top_k, dtype=torch.int32, device=z.device)
@@ -227,7 +229,7 @@ def by_blocks(
 
 def unfinalized_like(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Shapes of the two results."""
-    return z.new_empty(ids.shape[0] * ids.shape[1], z.shape[1]), torch.empty_like(ids, dtype=torch.int32)
+    return z.new_empty(ids.shape[0] * ids.shape[1], z.shape[1]), ids.new_empty(ids.shape, dtype=torch.int32)
 
 
 @op()

@@ -57,6 +57,16 @@ def test_a_row_is_routed_alike_in_any_batch_at_any_place(dtype):
             assert all(len(set(chosen)) == 16 for chosen in ids.tolist())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_equal_experts_tie_however_the_products_were_summed(dtype):
+    source = torch.Generator().manual_seed(0)
+    gate = torch.randn(1, 24, generator=source).to(dtype).repeat(10, 1)
+    for rows in (1, 2, 3, 9, 17):
+        x = torch.randn(rows, 24, generator=source).to(dtype)
+        _, ids = k3.route(x, gate, torch.zeros(10), 3, 1.0, True)
+        assert ids.tolist() == [[0, 1, 2]] * rows
+
+
 @pytest.mark.parametrize("experts", [5, 8, 17, 896])
 def test_no_score_depends_on_how_many_rows_are_routed_together(experts):
     # float32 sigmoids differ in the last bit between whole vectors and the few elements left over
@@ -134,6 +144,20 @@ def test_rows_and_idx_name_each_tokens_experts(kind, dtype, bound):
             assert worst(rows[idx[t, j]], want[t, j]) < bound
         unnamed = sorted(set(range(len(rows))) - set(named))
         assert (rows[unnamed] == 0).all()
+
+
+@pytest.mark.parametrize("quantised", [True, False], ids=["packed", "dense"])
+def test_ids_may_have_any_layout(quantised):
+    packed = [part for w in experts() for part in mxfp4.pack(w)]
+    op = k3.experts_unfinalized if quantised else k3.experts_unfinalized_dense
+    weights = packed if quantised else [w.float() for w in experts()]
+    z, ids = torch.randn(5, 64), torch.tensor(IDS["spread"])
+    want = op(z, ids, *weights, 4.0, 25.0)
+    for odd in (ids.t().contiguous().t(), ids.repeat_interleave(2, 1)[:, ::2], ids.to(torch.int32)):
+        rows, idx = op(z, odd, *weights, 4.0, 25.0)
+        assert torch.equal(rows, want[0])
+        assert torch.equal(idx, want[1])
+        torch.library.opcheck(op.default, (z, odd, *weights, 4.0, 25.0), test_utils=("test_faketensor",))
 
 
 def test_rows_are_grouped_by_expert():
