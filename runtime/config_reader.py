@@ -30,6 +30,8 @@ HARMLESS = frozenset((
 ))
 # fmt: on
 
+NAMED = 100  # layers that a message names, at most, beside those that the lists hold
+
 
 def read(raw: Any) -> tuple[dict[str, Any], list[str]]:
     """Values for K3Config (None where unreadable, ``latent_norm_eps`` left out) and the complaints."""
@@ -108,11 +110,12 @@ def read_kda(text: Fields) -> dict[str, Any]:
 def check_layer_lists(linear: Fields, kda: tuple[int, ...], full: tuple[int, ...], depth: int) -> None:
     """Each layer from 1 to ``depth`` has to stand once, in one of the two lists."""
     both = sorted(kda + full)
+    upto = min(depth, len(both) + NAMED)  # a mistyped depth may be of any size, and leaves out most of it
     wrong = {
         "counts from 1, but a list holds": [i for i in both if i < 1],
         f"goes past num_hidden_layers {depth} with": [i for i in both if i > depth],
         "names twice": sorted({i for i in both if both.count(i) > 1}),
-        "leaves out": sorted(set(range(1, depth + 1)) - set(both)),
+        "leaves out": sorted(set(range(1, upto + 1)) - set(both)),
     }
     for what, layers in wrong.items():
         if layers:

@@ -138,3 +138,9 @@ def test_the_text_models_own_tie_flag_wins(outer, inner, tied):
 
 def test_other_models_are_refused_with_the_two_names():
     assert any("'kimi_k3' or 'kimi_linear'" in line for line in problems({"model_type": "llama"}))
+
+
+def test_a_mistyped_depth_is_refused_without_naming_every_layer():
+    line = next(line for line in problems(changed(num_hidden_layers=1_000_000)) if "leaves out" in line)
+    assert "94" in line
+    assert len(line) < 2000
