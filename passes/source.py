@@ -9,38 +9,49 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import re
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import fx
 
-FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+TORCH = os.path.dirname(torch.__file__) + os.sep
+FRAME = re.compile(r'File "([^"]+)", line (\d+).*(?:\n    \S.*)?(?:\n    ( *)\^)?')
 
 
 class Location(NamedTuple):
-    """A line of the user's code."""
+    """A line of the user's code; column is where the call starts in it, if the trace points at it."""
 
     file: str
     line: int
+    column: int | None = None
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
 
 
 def location(node: fx.Node) -> Location | None:
-    """The innermost frame of the stack trace a node carries."""
-    frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    return Location(frames[-1][0], int(frames[-1][1])) if frames else None
+    """The innermost frame of a node's stack trace that is not torch's own code."""
+    frames = list(FRAME.finditer(node.meta.get("stack_trace") or ""))
+    users = [frame for frame in frames if not frame[1].startswith(TORCH)] or frames
+    if not users:
+        return None
+    file, line, spaces = users[-1].groups()
+    text = linecache.getline(file, int(line))
+    indent = len(text) - len(text.lstrip())
+    return Location(file, int(line), None if spaces is None else indent + len(spaces))
 
 
 def spelled(node: fx.Node, names: set[str]) -> ast.Call | None:
-    """The only call on the node's line to a function or method called one of ``names``; None if there are
-    more."""
+    """The call on the node's line to a function or method of ``names``; None if there is not exactly one."""
     where = location(node)
     if where is None:
         return None
     found = [c for c in calls(where.file) if called(c) in names and c.lineno <= where.line <= c.end_lineno]
+    if len(found) > 1:
+        found = [c for c in found if c.col_offset == where.column and c.lineno == where.line]
     return found[0] if len(found) == 1 else None
 
 

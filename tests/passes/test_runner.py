@@ -1,5 +1,6 @@
 """The runner cleans up, verifies, records, and survives or reports whatever a pass does wrong."""
 
+import itertools
 import operator
 from dataclasses import dataclass, replace
 
@@ -195,10 +196,11 @@ def written(x, y, rows):
     return first
 
 
-def test_writes_without_users_survive_every_pass_and_the_clean_up():
+@pytest.mark.parametrize("passes", itertools.permutations(ATEN_PASSES))
+def test_writes_without_users_survive_the_passes_in_every_order(passes):
     args = [torch.rand(4, 3), torch.rand(2, 3), torch.tensor([1, 0])]
-    check(written, args)
-    check(lambda x, y: written(x, y, torch.arange(2)), args[:2])
+    check(written, args, passes=passes)
+    check(lambda x, y: written(x, y, torch.arange(2)), args[:2], passes=passes)
 
 
 def test_a_dynamo_graph_keeps_its_writes_through_the_clean_up():

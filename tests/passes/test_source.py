@@ -33,6 +33,17 @@ def test_the_innermost_line_of_the_users_code_is_found():
     assert str(location(node)) == f"{__file__}:{one_call.__code__.co_firstlineno + 1}"
 
 
+def test_a_line_inside_torch_is_not_the_users():
+    node = torch.fx.Graph().placeholder("x")
+    inside = (
+        f'  File "{torch.__file__[:-11]}nn/modules/linear.py", line 9, in forward\n    return F.linear()\n'
+    )
+    node.meta["stack_trace"] = f'  File "{__file__}", line 3, in f\n    x = g(x)\n{inside}'
+    assert str(location(node)) == f"{__file__}:3"
+    node.meta["stack_trace"] = inside
+    assert location(node).line == 9
+
+
 def test_arguments_are_spelled_as_the_user_wrote_them():
     (node,) = nodes(one_call)
     call = spelled(node, {"index_select"})
@@ -43,8 +54,12 @@ def test_arguments_are_spelled_as_the_user_wrote_them():
     assert positional(spelled(node, {"index_select"}), 0, receiver=True) == "x"
 
 
-def test_two_calls_on_a_line_are_not_told_apart():
-    assert spelled(nodes(two_calls)[0], {"index_select"}) is None
+def test_two_calls_on_a_line_are_told_apart_by_where_they_start():
+    first, second = nodes(two_calls)
+    assert positional(spelled(first, {"index_select"}), 2, receiver=True) == "torch.arange(2)"
+    assert positional(spelled(second, {"index_select"}), 2, receiver=True) == "torch.arange(3, 5)"
+    first.meta["stack_trace"] = first.meta["stack_trace"].replace("^", "")
+    assert spelled(first, {"index_select"}) is None
 
 
 def test_a_node_without_a_trace_and_a_file_without_python_have_no_place(tmp_path):
