@@ -129,7 +129,7 @@ class Engine:
                 raise EngineClosed(self._closed)
             if request.id in self._known:
                 raise ValueError(f"id {request.id!r} belongs to a request that is still running")
-            queued = len(self.scheduler.waiting) + len(self._inbox)
+            queued = self._queued()
             if queued >= self.config.max_waiting:
                 raise QueueFull(f"{queued} requests wait, at most {self.config.max_waiting} may")
             self._known.add(request.id)
@@ -138,7 +138,8 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raise ValueError, naming the field, for a request that could never run. Thread-safe."""
-        if not 0 <= min(request.tokens) <= max(request.tokens) < self.vocab_size:
+        least, most = torch.frombuffer(request.tokens, dtype=torch.int64).aminmax()
+        if not 0 <= least <= most < self.vocab_size:
             raise ValueError(f"prompt holds a token id outside 0 to {self.vocab_size - 1}")
         request.params.check_vocabulary(self.vocab_size)
         self.scheduler.check(request)
@@ -146,8 +147,9 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request before the next step; an unknown or finished id is fine. Thread-safe."""
         with self._wake:
-            self._inbox.append(request_id)
-            self._wake.notify_all()
+            if request_id in self._known:
+                self._inbox.append(request_id)
+                self._wake.notify_all()
 
     def start(self) -> None:
         """Serve on a thread of its own until :meth:`stop`."""
@@ -163,8 +165,9 @@ class Engine:
             self._closed = self._closed or "the engine is stopping"
             self._deadline = time.monotonic() + drain_s
             self._wake.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
             self._thread = None
         else:
             self._end_all("abort", None)
@@ -178,9 +181,11 @@ class Engine:
         """A snapshot; thread-safe."""
         c, pages, slots = self._counters, self.cache.pages, self.cache.slots
         started = c.step_started
+        with self._wake:
+            waiting = self._queued()
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + len(self._inbox),
+            waiting=waiting,
             pages_used=pages.used,
             pages_total=pages.size - 1,
             slots_used=slots.used,
@@ -242,6 +247,14 @@ class Engine:
         owners = [w.request for w in batch.samples]
         logits = self._logits(hidden.index_select(0, batch.logit_rows))
         return dict(zip(owners, self.sampler.sample(logits, owners)))
+
+    def _queued(self) -> int:
+        """Requests that wait, under the lock. One that was aborted during a long step waits no more, though
+        the step has to end before it can leave.
+        """
+        aborted = {item for item in self._inbox if isinstance(item, str)}
+        news = [item.request for item in self._inbox if isinstance(item, Live)]
+        return sum(request.id not in aborted for request in [*self.scheduler.waiting, *news])
 
     def _take_inbox(self) -> None:
         with self._wake:

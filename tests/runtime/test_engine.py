@@ -289,6 +289,32 @@ def test_a_full_queue_refuses_and_takes_again_later(toy):
     engine.submit(Request("r3", [5], toy.greedy(2)), toy.Listener())
 
 
+def test_hang_ups_during_a_long_step_do_not_fill_the_queue(toy):
+    engine = toy.engine(max_waiting=3)
+    for i in range(2):
+        engine.submit(Request(f"gone{i}", [5], toy.greedy(2)), toy.Listener())
+    engine.scheduler.add(Request("taken", [5], toy.greedy(2)))
+    engine._known.add("taken")
+    for name in ("gone0", "gone1", "taken", "taken", *(f"nobody{i}" for i in range(9))):
+        engine.abort(name)
+    assert engine.stats().waiting == 0
+    for i in range(3):
+        engine.submit(Request(f"r{i}", [5], toy.greedy(2)), toy.Listener())
+    assert engine.stats().waiting == 3
+    with pytest.raises(QueueFull, match="3 requests wait, at most 3 may"):
+        engine.submit(Request("r3", [5], toy.greedy(2)), toy.Listener())
+
+
+def test_a_prompt_of_a_million_tokens_is_checked_in_no_time(toy):
+    engine = toy.engine()
+    request = Request("a", [5] * 1_000_000, toy.greedy(2))
+    started = time.perf_counter()
+    for _ in range(20):
+        with pytest.raises(ValueError, match="prompt has 1000000 tokens"):
+            engine.check(request)
+    assert time.perf_counter() - started < 0.4, "the event loop waits meanwhile"
+
+
 def test_the_forward_can_be_swapped_between_steps(toy):
     model, calls = toy.Model(), []
     engine = toy.engine(model)
