@@ -60,9 +60,9 @@ def router(service: Service) -> APIRouter:
     async def complete(request: Request) -> Response:
         """Continue one or more texts."""
         body = await read(service, request, CompletionBody)
-        prompts = await asyncio.to_thread(completion_prompts, body, service)
+        prompts, texts = await asyncio.to_thread(completion_prompts, body, service)
         job = completion_job(service, body, prompts)
-        echoes = [service.tokenizer.decode(p) if body.echo else "" for p in prompts for _ in range(job.n)]
+        echoes = [text for text in texts for _ in range(job.n)]
         writers = [LogprobWriter(service.tokenizer) for _ in job.answers]
         shape = CompletionShape(
             job, service.config.model_name, writers, echoes, logprobs=body.logprobs is not None
@@ -75,7 +75,7 @@ def router(service: Service) -> APIRouter:
 async def read(service: Service, request: Request, kind: type[Sampling]) -> Sampling:
     """The checked body. Raises :class:`ApiError`."""
     service.check_open()
-    body = parse(kind, await read_json(request, service.config.max_body_bytes))
+    body = await read_json(request, service.config.max_body_bytes, lambda data: parse(kind, data))
     service.check_model(body.model)
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true", param="stream_options")

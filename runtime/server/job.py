@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
@@ -87,10 +88,11 @@ def make_job(
     requests, answers = [], []
     try:
         for prompt in prompts:
+            tokens = array("q", prompt)  # copied by each choice at once, where a list is read item by item
             for choice in range(n):
                 own = params if params.seed is None else replace(params, seed=params.seed + choice)
                 name = f"{job_id}-{len(requests)}"
-                requests.append(Request(name, prompt, own, priority=body.priority or 0))
+                requests.append(Request(name, tokens, own, priority=body.priority or 0))
                 answers.append(Answer(reader(), params.stop_token_ids))
         return Job(job_id, prompts, n, answers, service.generate(requests))
     except ValueError as error:

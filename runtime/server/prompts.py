@@ -58,8 +58,8 @@ def chat_prompt(body: ChatBody, thinking: Thinking, service: Service) -> list[in
     return service.tokenizer.encode_segments(segments)
 
 
-def completion_prompts(body: CompletionBody, service: Service) -> list[list[int]]:
-    """Ids of every prompt."""
+def completion_prompts(body: CompletionBody, service: Service) -> tuple[list[list[int]], list[str]]:
+    """Ids of every prompt, and the text of each that the answer begins with: "" without ``echo``."""
     prompts = body.prompt
     if isinstance(prompts, str) or isinstance(prompts[0], int):
         prompts = [prompts]
@@ -76,7 +76,7 @@ def completion_prompts(body: CompletionBody, service: Service) -> list[list[int]
         if not prompt:
             raise ApiError(400, "prompt is empty: a request needs at least one token", param="prompt")
         ids.append(prompt)
-    return ids
+    return ids, [service.tokenizer.decode(prompt) if body.echo else "" for prompt in ids]
 
 
 def check_length(num_chars: int, field: str, service: Service) -> None:

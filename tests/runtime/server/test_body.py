@@ -1,9 +1,11 @@
 """Bodies: bounded, decoded, refused with a reason. What is inside them is test_endpoints_hostile's matter."""
 
 import asyncio
+import json
+import time
 
 import pytest
-from k3compile.runtime.server.body import INLINE_BYTES, read_json
+from k3compile.runtime.server.body import INLINE_BYTES, MAX_NESTED, read_json
 from k3compile.runtime.server.errors import ApiError
 from starlette.requests import Request
 
@@ -48,3 +50,23 @@ def test_a_body_that_never_ends_is_not_read_for_ever():
 def test_no_json_is_a_400(body):
     error, _ = read([body], limit=10**6)
     assert (error.status, error.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("unit", [b"[1],", b"{},", b'[["[\\"["]],'])
+def test_more_lists_than_can_be_decoded_at_once_are_a_400(unit):
+    error, _ = read([b"[" + unit * MAX_NESTED + b"1]"], limit=10**8)
+    assert (error.status, error.code) == (400, "invalid_json")
+    assert error.message == f"the body holds more than {MAX_NESTED} lists and objects"
+
+
+@pytest.mark.parametrize("text", ["[{" * MAX_NESTED, '\\\\"[' * (MAX_NESTED + 1)])
+def test_brackets_inside_a_text_are_not_lists(text):
+    body = json.dumps([text]).encode()
+    assert read([body], limit=10**8)[0] == [text]
+
+
+def test_an_unfinished_text_of_quotes_is_looked_at_once():
+    started = time.perf_counter()
+    error, _ = read([b"[" * (MAX_NESTED + 1) + b'"' + b'\\"' * 2_000_000], limit=10**8)
+    assert time.perf_counter() - started < 2.0
+    assert error.status == 400

@@ -1,9 +1,12 @@
 """Jobs: counts that add up, whatever the engine reports and however many choices there are."""
 
 import asyncio
+from array import array
 
 import pytest
 from fake_engine import FakeEngine
+from k3compile.runtime.request import Request
+from k3compile.runtime.server import job as job_module
 from k3compile.runtime.server.errors import ApiError
 from k3compile.runtime.server.job import completion_job
 from k3compile.runtime.server.schema import CompletionBody, parse
@@ -57,3 +60,23 @@ def test_seeds_differ_by_one_for_each_choice_of_a_prompt():
     engine = FakeEngine(says("abc"))
     finish(engine, [[1]], n=3, seed=-1, max_tokens=1)
     assert [request.params.seed for request in engine.seen] == [-1, 0, 1]
+
+
+def test_choices_copy_a_long_prompt_instead_of_reading_it_again(monkeypatch):
+    """A list of a million tokens, read for each of 128 choices, stood the event loop still for seconds."""
+    given = []
+
+    def recorded(name, prompt, *args, **kwargs):
+        given.append(prompt)
+        return Request(name, prompt, *args, **kwargs)
+
+    monkeypatch.setattr(job_module, "Request", recorded)
+    engine = FakeEngine(says("x"), manual=True)
+
+    async def go():
+        job_of(engine, [[5, 6, 7]], n=8)
+
+    asyncio.run(go())
+    assert [request.prompt for request in engine.seen] == [[5, 6, 7]] * 8
+    assert all(isinstance(prompt, array) for prompt in given)
+    assert len({request.tokens.buffer_info() for request in engine.seen}) == 8, "a choice grows on its own"

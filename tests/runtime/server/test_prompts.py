@@ -39,3 +39,12 @@ def test_developer_is_another_word_for_system():
 def test_the_servers_own_effort_is_the_default():
     body = parse(ChatBody, {"messages": [{"role": "user", "content": "x"}]})
     assert prompts.thinking_of(body, "low") == prompts.Thinking(True, "low")
+
+
+def test_a_prompt_is_read_back_once_however_many_choices_echo_it(monkeypatch):
+    read_back = []
+    monkeypatch.setattr(type(SERVICE.tokenizer), "decode", lambda self, ids: read_back.append(ids) or "text")
+    body = parse(CompletionBody, {"prompt": [[1, 2], [3]], "echo": True, "n": 8})
+    assert prompts.completion_prompts(body, SERVICE) == ([[1, 2], [3]], ["text", "text"])
+    assert read_back == [[1, 2], [3]]
+    assert prompts.completion_prompts(parse(CompletionBody, {"prompt": [1]}), SERVICE) == ([[1]], [""])
