@@ -25,7 +25,7 @@ from typing import Any
 import sympy
 import torch
 from k3compile.passes.graph import value as value_of
-from k3compile.passes.source import FRAME
+from k3compile.passes.source import location
 from torch import fx
 
 SCHEMA = "k3graph/1"
@@ -33,7 +33,6 @@ SHORT = {
     "float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16",
     "int64": "i64", "int32": "i32", "uint8": "u8", "bool": "b8",
 }  # fmt: skip
-TORCH = str(Path(torch.__file__).parent)
 
 
 def snapshot(gm: fx.GraphModule, level: str = "aten") -> dict[str, Any]:
@@ -138,12 +137,9 @@ def describe(node: fx.Node, ids: Mapping[fx.Node, int], namer: Namer) -> dict[st
 
 
 def source_line(node: fx.Node) -> str | None:
-    """The innermost line of the user's code behind a node, as ``folder/file.py:line``."""
-    frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    for path, line in reversed(frames):
-        if not path.startswith((TORCH, "<")):
-            return f"{'/'.join(Path(path).parts[-2:])}:{line}"
-    return None
+    """The line of the user's code behind a node, as ``folder/file.py:line``: the same on every machine."""
+    place = location(node)
+    return f"{'/'.join(Path(place.file).parts[-2:])}:{place.line}" if place else None
 
 
 def provenance(node: fx.Node) -> list[str]:
