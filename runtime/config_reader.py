@@ -85,7 +85,7 @@ def read_kda(text: Fields) -> dict[str, Any]:
     """The linear attention and the two layer lists, which count from 1."""
     depth = text.values.get("num_hidden_layers")
     linear = Fields(text.get("linear_attn_config"), f"{text.where}linear_attn_config.", text.problems)
-    if not linear.values:
+    if not isinstance(text.values.get("linear_attn_config"), Mapping):
         return dict.fromkeys(("kda_layers", "kda_num_heads", "kda_head_dim", "gate_lower_bound"), None) | {
             "use_full_rank_gate": None
         }
@@ -207,17 +207,23 @@ def read_quantization(text: Fields, outer: Fields) -> bool:
     scheme.only("format", "mxfp4-pack-quantized")
     scheme.only("quantization_status", "compressed", default="compressed")
     scheme.absent("kv_cache_scheme", "the cache keeps the model's dtype")
+    for extra in ("sparsity_config", "transform_config"):  # the writer leaves them empty where unused
+        if scheme.get(extra, default={}) != {}:
+            scheme.complain(extra, raw[extra], "empty: codes and scales are all that is read")
     groups = scheme.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         scheme.complain("config_groups", groups, "an object with one group")
         return True
+    scheme.refuse_unknown(("global_compression_ratio", "ignore", "version"))
     name, group = next(iter(groups.items()))
     group = Fields(group, f"{where}config_groups.{name}.", text.problems)
     for activations in ("input_activations", "output_activations"):
         group.absent(activations, "only weights are quantised")
+    group.only("format", "mxfp4-pack-quantized", default=None)
     weights = Fields(group.get("weights"), f"{group.where}weights.", text.problems)
-    if weights.values:
+    if isinstance(group.values.get("weights"), Mapping):
         check_weight_scheme(weights)
+    group.refuse_unknown(("targets",))
     return True
 
 
@@ -230,3 +236,7 @@ def check_weight_scheme(weights: Fields) -> None:
     weights.only("symmetric", True, default=True)
     weights.only("dynamic", False, default=False)
     weights.only("scale_dtype", "torch.uint8", default="torch.uint8")
+    weights.absent("actorder", "columns stand in their own order")
+    weights.absent("block_structure", "scales are by group")
+    weights.absent("zp_dtype", "there is no zero point")
+    weights.refuse_unknown(("observer", "observer_kwargs"))

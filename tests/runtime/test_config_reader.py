@@ -94,6 +94,22 @@ def test_contradictions_are_named(change, message):
         (["config_groups", "group_0", "weights", "type"], "int", "type is 'int'"),
         (["config_groups", "group_0", "input_activations"], {"num_bits": 8}, "only weights are quantised"),
         (["config_groups"], {}, "an object with one group"),
+        (["config_groups", "group_0", "weights"], {}, "weights.num_bits is missing"),
+        (["config_groups", "group_0", "weights", "actorder"], "group", "actorder is 'group'"),
+        (["config_groups", "group_0", "weights", "zp_dtype"], "torch.int8", "zp_dtype"),
+        (["config_groups", "group_0", "weights", "block_structure"], [128, 128], "block_structure"),
+        (
+            ["config_groups", "group_0", "weights", "transpose"],
+            True,
+            "transpose = True is not a field we know",
+        ),
+        (
+            ["config_groups", "group_0", "rotation"],
+            "hadamard",
+            "rotation = 'hadamard' is not a field we know",
+        ),
+        (["sparsity_config"], {"format": "sparse-24-bitmask"}, "sparsity_config"),
+        (["transform_config"], {"u": {}}, "transform_config"),
     ],
 )
 def test_only_the_released_quantisation_is_run(path, value, message):
@@ -103,6 +119,22 @@ def test_only_the_released_quantisation_is_run(path, value, message):
         section = section[key]
     section[path[-1]] = value
     assert any(message in line for line in problems(raw))
+
+
+def test_empty_extras_of_a_quantisation_section_are_no_complaint():
+    raw = copy.deepcopy(RELEASED)
+    raw["text_config"]["quantization_config"] |= {
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": "0.13",
+    }
+    assert K3Config.from_dict(raw).experts_packed
+
+
+def test_an_empty_section_is_missing_every_field():
+    found = problems(changed(linear_attn_config={}))
+    for name in ("kda_layers", "full_attn_layers", "num_heads", "head_dim", "short_conv_kernel_size"):
+        assert f"text_config.linear_attn_config.{name} is missing" in found
 
 
 def test_the_quantisation_section_may_also_stand_at_the_top():
