@@ -102,6 +102,8 @@ class K3Config:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(str(path), ["there is no such file"]) from None
+        except OSError as error:
+            raise ConfigError(str(path), [f"it cannot be read: {error.strerror}"]) from None
         except ValueError as error:
             raise ConfigError(str(path), [f"it is not JSON: {error}"]) from None
         try:
@@ -163,6 +165,9 @@ def contradictions(c: Mapping[str, Any]) -> Iterator[str]:
             bad = [one for one in ids or [] if one is not None and not 0 <= one < c["vocab_size"]]
             if bad:
                 yield f"{name} holds {bad}, outside the vocabulary of {c['vocab_size']}"
+    for name in ("rms_norm_eps", "latent_norm_eps"):
+        if known(name) and not 0.0 < c[name] < float("inf"):
+            yield f"{name} is {c[name]}, and must be a positive number"
     if known("gate_lower_bound") and not -5.0 <= c["gate_lower_bound"] <= 0.0:
         bound = c["gate_lower_bound"]
         yield f"gate_lower_bound is {bound}, and must lie in [-5, 0): kernels bound exponents by it"

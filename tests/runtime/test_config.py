@@ -111,3 +111,13 @@ def test_a_file_that_cannot_be_read_says_which_and_why(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="must be a JSON object"):
         K3Config.from_file(tmp_path / "config.json")
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        K3Config.from_file(tmp_path)
+
+
+@pytest.mark.parametrize("eps", [0.0, -1e-6, float("nan"), float("inf")])
+def test_the_latent_eps_must_be_a_positive_number(eps):
+    with pytest.raises(ConfigError, match="latent_norm_eps"):
+        K3Config.from_dict(RELEASED, latent_norm_eps=eps)
