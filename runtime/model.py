@@ -37,6 +37,8 @@ UNBACKED_SOURCES = ",".join(
     ]
 )
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)  # that a model is run in and kept in
+
 
 class DepthMix(nn.Module):
     """Attention Residuals: a softmax over the running sum and the snapshots, scored by one gained row."""
@@ -85,11 +87,24 @@ class DecoderLayer(nn.Module):
         return p + self.ffn(self.post_attention_layernorm(h))
 
 
+def check_arguments(
+    config: K3Config, dtype: torch.dtype, resident: torch.dtype, tap_layers: Sequence[int]
+) -> None:
+    """Refuse what would go wrong silently: float16 overflows, and a tap past the end is not taken."""
+    for name, given in (("dtype", dtype), ("resident", resident)):
+        if given not in DTYPES:
+            raise ValueError(f"{name} is {given}, and must be one of {', '.join(map(str, DTYPES))}")
+    depth, taps = config.num_hidden_layers, list(tap_layers)
+    if taps != sorted(set(taps)) or any(not 0 <= tap < depth for tap in taps):
+        raise ValueError(f"tap_layers {taps} must rise and lie in 0 .. {depth - 1}: there are {depth} layers")
+
+
 class Model(nn.Module):
     """The whole text model. Parameters come unfilled; weights.load_model fills them.
 
     dtype: of activations. resident: of the matrices, default ``dtype``. tap_layers: layers after which the
-    running sum is returned as well, for a draft model.
+    running sum is returned as well, for a draft model. Raises ValueError for a dtype we do not run and for
+    taps that are not layers in rising order.
     """
 
     def __init__(
@@ -101,6 +116,7 @@ class Model(nn.Module):
         tap_layers: Sequence[int] = (),
     ) -> None:
         super().__init__()
+        check_arguments(config, dtype, resident or dtype, tap_layers)
         place = Placement(dtype, resident or dtype, torch.device(device))
         name = group()
         self.config, self.place, self.tap_layers = config, place, tuple(tap_layers)

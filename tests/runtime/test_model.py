@@ -202,3 +202,17 @@ def test_a_bfloat16_model_stays_near_the_exact_one_and_keeps_its_state_in_float3
     assert (pools[0].window.dtype, pools[3].pages.dtype) == (torch.bfloat16, torch.bfloat16)
     similar = torch.nn.functional.cosine_similarity(a.double(), b, dim=1)
     assert similar.median() > 0.99
+
+
+@pytest.mark.parametrize("wrong", [torch.float16, torch.int32, torch.float8_e4m3fn], ids=str)
+def test_a_dtype_that_is_not_run_is_refused(wrong):
+    with pytest.raises(ValueError, match="dtype"):
+        Model(SMALL, wrong)
+    with pytest.raises(ValueError, match="resident"):
+        Model(SMALL, torch.float32, resident=wrong)
+
+
+@pytest.mark.parametrize("taps", [(14,), (-1,), (2, 99)])
+def test_a_tap_after_a_layer_that_does_not_exist_is_refused(taps):
+    with pytest.raises(ValueError, match="14 layers"):
+        Model(SMALL, tap_layers=taps)
