@@ -84,12 +84,20 @@ def heads(out: Tensor, raw: Tensor, taps: Tensor, before: Tensor, bounds: list[i
 
 
 def owners(cu: Tensor, tokens: int, requests: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every token row: its request, its place there, and whether it has one; no shape depends on data."""
+    """Of every token row: its request, its place there, and whether it has one; no shape depends on data.
+
+    A token row past cu[-1] is said to be the first one of request 0, which may not exist either.
+    """
     token = torch.arange(tokens, device=cu.device)
     row = torch.searchsorted(cu, token, right=True) - 1
     owned = row < requests
     row = torch.where(owned, row, 0)
-    return row, token - cu.index_select(0, row), owned
+    return row, torch.where(owned, token - cu.index_select(0, row), 0), owned
+
+
+def of_owner(values: Tensor, row: Tensor) -> Tensor:
+    """values [R] of each token row's request, for an R that may be 0."""
+    return torch.cat([values, values.new_zeros(1)]).index_select(0, row)
 
 
 def extents(cu: Tensor, requests: int) -> tuple[Tensor, Tensor]:
@@ -119,7 +127,7 @@ def convolve_traceable(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor,
     before = window.index_select(0, slots)
     row, place, owned = owners(cu, x.shape[0], slots.shape[0])
     token, total = torch.arange(x.shape[0], device=x.device), torch.zeros_like(acc_of(x))
-    flat = torch.cat([before.flatten(0, 1), before.new_zeros(1, x.shape[1])])  # one row more: R may be 0
+    flat = torch.cat([before.flatten(0, 1), before.new_zeros(KEPT, x.shape[1])])  # a window more: R may be 0
     for back in range(TAPS):
         inside = (place >= back).unsqueeze(1)
         fresh = x.index_select(0, (token - back).clamp(min=0))
@@ -182,6 +190,6 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
 @short_conv_verify.opened
 def _(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor, rec_x: Tensor) -> Tensor:
     row, place, owned = owners(cu, x.shape[0], slots.shape[0])
-    slot = torch.where(owned, slots.index_select(0, row), 0)  # the null slot takes what belongs to nobody
-    rec_x.index_put_((slot, torch.where(owned, place, 0)), x.to(rec_x.dtype))
+    slot = torch.where(owned, of_owner(slots, row), 0)  # the null slot takes what belongs to nobody
+    rec_x.index_put_((slot, place), x.to(rec_x.dtype))
     return convolve_traceable(x, weight, window, slots, cu)[0]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .conv import extents, owners
+from .conv import extents, of_owner, owners
 from .op import acc, op
 from .samples import Draw, row_bounds
 
@@ -42,8 +42,9 @@ def mla_write(latent: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Te
 @mla_write.opened
 def _(latent: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Tensor) -> None:
     row, place, owned = owners(cu, latent.shape[0], table.shape[0])
-    token = seen.index_select(0, row) + place
-    page = table.flatten().index_select(0, row * table.shape[1] + token // pages.shape[1])
+    token = of_owner(seen, row) + place
+    cell = torch.where(owned, row * table.shape[1] + token // pages.shape[1], 0)
+    page = of_owner(table.flatten(), cell)
     at = torch.where(owned, token % pages.shape[1], 0)  # the null page takes what belongs to nobody
     pages.index_put_((torch.where(owned, page, 0), at), latent.to(pages.dtype))
 
@@ -242,7 +243,8 @@ def _(
         weights = torch.where(hidden, -torch.inf, scores).softmax(-1)
         mixed.append(torch.bmm(weights, both[:, :, head, nope:]))
     row, own, owned = owners(cu, tokens, requests)
-    result = torch.stack(mixed, 2)[row, own]  # [T, H, v]
+    nobody = q.new_zeros(1, queries, heads, value, dtype=wide)  # for an R of 0
+    result = torch.cat([torch.stack(mixed, 2), nobody])[row, own]  # [T, H, v]
     return torch.where(owned[:, None, None], result, 0.0).to(q.dtype)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from k3compile.kernels import OPS, Tolerance
 from k3compile.kernels.op import check_signature, op
+from k3compile.kernels.samples import Draw, row_bounds
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -90,6 +91,31 @@ def test_an_opened_form_equals_the_meaning(name, dtype):
     for args in declared.each_sample(dtype):
         want = outcome(declared.meaning, name, float64(args))
         assert_within(outcome(declared.open_form, name, args), want, declared.tolerance.of(dtype))
+
+
+PADDED = ["short_conv", "short_conv_verify", "mla_write", "mla_attend"]  # take token rows past cu[-1]
+
+
+@pytest.mark.parametrize("rows", [[], [0], [3, 0, 2]], ids=str)
+@pytest.mark.parametrize("name", PADDED)
+def test_opened_forms_do_not_read_token_rows_that_belong_to_nobody(name, rows):
+    draw, cu, count = Draw(torch.float64), row_bounds(rows), len(rows)
+    x = torch.cat([draw.normal(sum(rows), 12), torch.full((4, 12), torch.nan, dtype=torch.float64)])
+    slots, seen = torch.arange(1, count + 1), torch.full((count,), 4)
+    columns = 2 if sum(rows) else 1  # a row without tokens has no cell left after those it has seen
+    table = torch.arange(1, columns * count + 1).view(count, columns)
+    pages, window = draw.normal(8, 4, 12), draw.normal(5, 3, 12)
+    weight, kv_b, records = draw.normal(12, 4), draw.normal(10, 10), draw.normal(5, 9, 12)
+    args = {
+        "short_conv": (x, weight, window, slots, cu),
+        "short_conv_verify": (x, weight, window, slots, cu, records),
+        "mla_write": (x, pages, table, seen, cu),
+        "mla_attend": (x.view(-1, 2, 6), kv_b, pages, table, seen, cu, 0.5),
+    }[name]
+    got, want = outcome(OPS[name].open_form, name, args), outcome(OPS[name].meaning, name, args)
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        written = i >= len(got) - len(OPS[name].writes)  # slot and page 0 take what belongs to nobody
+        torch.testing.assert_close(a[written:], b[written:], rtol=1e-12, atol=1e-12)
 
 
 def without_data(fn, name):
