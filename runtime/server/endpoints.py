@@ -63,7 +63,8 @@ def router(service: Service) -> APIRouter:
         prompts, texts = await asyncio.to_thread(completion_prompts, body, service)
         job = completion_job(service, body, prompts)
         echoes = [text for text in texts for _ in range(job.n)]
-        writers = [LogprobWriter(service.tokenizer) for _ in job.answers]
+        skip = body.skip_special_tokens is not False
+        writers = [LogprobWriter(service.tokenizer, skip_control=skip) for _ in job.answers]
         shape = CompletionShape(
             job, service.config.model_name, writers, echoes, logprobs=body.logprobs is not None
         )

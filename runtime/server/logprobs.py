@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 from typing import TYPE_CHECKING
 
+from ..text_stream import KEPT_CONTROLS
 from ..tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -20,10 +21,13 @@ LOWEST = -9999.0
 
 
 class LogprobWriter:
-    """Writes the entries of one answer. ``offset``: characters in front of its text."""
+    """Writes the entries of one answer. ``offset``: characters in front of its text. ``skip_control``:
+    whether the text leaves control tokens out, which then take no place in it.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, offset: int = 0):
+    def __init__(self, tokenizer: Tokenizer, offset: int = 0, skip_control: bool = False):
         self._tokenizer = tokenizer
+        self._skip_control = skip_control
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -46,8 +50,16 @@ class LogprobWriter:
             top = {self._spelled(other): bounded(value) for other, value in top}
             out["top_logprobs"].append({self._spelled(token): bounded(logprob), **top})
             out["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(self._tokenizer.decode_bytes([token])))
+            self._offset += self._length(token)
         return out
+
+    def _length(self, token: int) -> int:
+        """Characters that the token adds to the text, counted as :class:`TextStream` shows them."""
+        name = self._tokenizer.control_names.get(token)
+        if name is None:
+            return len(self._decoder.decode(self._tokenizer.decode_bytes([token])))
+        rest = self._decoder.decode(b"", final=True)
+        return len(rest) + (0 if self._skip_control and name not in KEPT_CONTROLS else len(name))
 
     def _spelled(self, token: int) -> str:
         """The token's text; its bytes when it is no whole text, so that two such tokens stay two."""

@@ -3,8 +3,11 @@
 import json
 import math
 
+import pytest
 from k3compile.runtime.sampler import TokenLogprobs
 from k3compile.runtime.server.logprobs import LogprobWriter, merged
+from k3compile.runtime.text_stream import TextStream
+from k3compile.runtime.tokenizer import OPEN
 from serving import tokenizer
 
 BYTES = tokenizer(256)  # every token is a byte
@@ -39,6 +42,25 @@ def test_a_completion_entry_keeps_broken_tokens_apart_and_counts_whole_character
 
 def test_control_tokens_are_spelled():
     assert LogprobWriter(BYTES).chat(entries(BYTES.stop_id))["content"][0]["token"] == "<|end_of_msg|>"
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_offsets_are_those_of_the_text_that_is_shown(skip):
+    tokens = [
+        0x61,
+        BYTES.control_ids["[PAD]"],
+        0x62,
+        0xC3,
+        BYTES.stop_id,
+        0x63,
+        BYTES.control_ids[OPEN],
+        0x64,
+    ]
+    out = LogprobWriter(BYTES, skip_control=skip).completion(entries(*tokens))
+    text = TextStream(BYTES, skip_control=skip).push(tokens)
+    for token, at in zip(tokens, out["text_offset"]):
+        if token < 0x80:
+            assert text[at] == chr(token), (text, out["text_offset"])
 
 
 def test_parts_are_joined():
