@@ -127,9 +127,9 @@ class Aliases:
         """Whether ``node`` is memory this graph made, and no view of anything else."""
         if node.op != "call_function" or any(passes_through(node, arg) for arg in node.all_input_nodes):
             return False
-        if node.target is operator.getitem:  # what a functionalised op left in one of its bases
-            bases, place = list(functional_bases(node.args[0])), node.args[1] - 1
-            return place >= len(bases) or place < 0 or self.fresh(bases[place])
+        if node.target is operator.getitem:  # a result of a functionalised op, or what it left in a base
+            base = base_behind(node)
+            return base is None or self.fresh(base)
         return all(self.fresh(base) for base in functional_bases(node))
 
 
@@ -153,6 +153,15 @@ def functional_bases(node: fx.Node) -> Iterator[fx.Node]:
         yield from node.all_input_nodes
     elif node.target in SCATTERS:
         yield from (a for a in node.args[:1] if isinstance(a, fx.Node))
+
+
+def base_behind(result: fx.Node) -> fx.Node | None:
+    """The base whose new content ``result`` is, for an item of a functionalised call; None for its own
+    results."""
+    call, place = result.args
+    own = len(call.args[0]._schema.returns) if isinstance(call.args[0], torch._ops.OpOverload) else 0
+    bases, place = list(functional_bases(call)), place - max(own, 1)
+    return bases[place] if 0 <= place < len(bases) else None
 
 
 def passes_through(user: fx.Node, member: fx.Node) -> bool:

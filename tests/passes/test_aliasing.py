@@ -5,7 +5,14 @@ import operator
 import pytest
 import torch
 from compiled import Compiled
-from k3compile.passes.aliasing import Aliases, depends, functional_bases, passes_through, storage_of
+from k3compile.passes.aliasing import (
+    Aliases,
+    base_behind,
+    depends,
+    functional_bases,
+    passes_through,
+    storage_of,
+)
 
 aten = torch.ops.aten
 
@@ -67,6 +74,16 @@ def test_fresh_memory_is_made_here_and_is_no_view(rev_into):
     assert not fresh["getitem_1"], "an input after an op wrote it"
     assert fresh["index_copy"]
     assert fresh["add"]
+
+
+def test_the_base_behind_an_item_is_counted_after_the_ops_own_results(rev_into):
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    functional = torch.ops.higher_order.auto_functionalized_v2
+    for op, own in ((torch.ops.k3test.rev_into.default, 1), (aten.aminmax.default, 2)):
+        call = graph.call_function(functional, (op,), {"_all_bases": [x, y]})
+        items = [graph.call_function(operator.getitem, (call, place)) for place in range(own + 2)]
+        assert [base_behind(item) for item in items] == [None] * own + [x, y]
 
 
 def test_order_keeps_up_with_replacements():

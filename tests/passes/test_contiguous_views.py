@@ -339,3 +339,15 @@ def test_inputs_that_overlap_later_are_read_as_eager_reads_them():
         [base[:4], base[4:8], 3],
     ]
     check(f, *calls, dynamic=True)
+
+
+def test_writes_through_permuted_and_reshaped_views_are_seen():
+    def f(x, pool, n: int):
+        x.t().add_(1)
+        got = x.index_select(0, bounded(x, n))
+        x.view(-1)[2] = 5
+        pool[1].index_copy_(0, torch.arange(2), got[:2] * 2)
+        return got * 2, pool[0].index_select(0, torch.arange(3)) + 1
+
+    pool = torch.rand(2, 4, 3)
+    check(f, [table(), pool, 6], [table() + 1, pool, 8], [table(), pool, 2], dynamic=True)
