@@ -159,11 +159,12 @@ class Engine:
 
     def stop(self, drain_s: float = 0.0) -> None:
         """Take no more requests, give those inside ``drain_s`` seconds to end, abort the rest, join the
-        thread.
+        thread. A second call can shorten the time and not lengthen it.
         """
         with self._wake:
             self._closed = self._closed or "the engine is stopping"
-            self._deadline = time.monotonic() + drain_s
+            deadline = time.monotonic() + drain_s
+            self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
             self._wake.notify_all()
         thread = self._thread
         if thread is not None:

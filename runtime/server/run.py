@@ -1,7 +1,7 @@
 """Run the application on uvicorn: bind early, say when we are ready, end in time.
 
     SIGTERM  no new requests, running answers get drain_s seconds, then the rest is aborted
-    SIGINT   the same with no time given; a second one gives up on everything
+    SIGINT   the same with no time given, during a drain too; a second one gives up on everything
 
 The engine is told to stop at the signal itself, so that open streams end with an error event rather than
 a cut connection, and a stream that hangs cannot hold the process.
@@ -10,6 +10,7 @@ a cut connection, and a stream that hangs cannot hold the process.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -38,7 +39,9 @@ def bind(config: ServerConfig) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise ValueError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
+        hint = "; choose another with --port" if error.errno == errno.EADDRINUSE else ""
+        why = f"{error.strerror or error}{hint}"
+        raise ValueError(f"cannot listen on {config.host}:{config.port}: {why}") from None
     return listener
 
 
@@ -80,9 +83,17 @@ class Server(uvicorn.Server):
         self.stop(0.0 if sig == signal.SIGINT else self._drain_s)
 
     def stop(self, drain_s: float) -> None:
-        """Begin to stop; running answers get ``drain_s`` seconds. Safe to call from a signal handler."""
+        """Begin to stop; running answers get ``drain_s`` seconds. Safe to call from a signal handler.
+
+        Called again it can only shorten the time: uvicorn has read the first one by then.
+        """
         self._service.closing = True
-        self.config.timeout_graceful_shutdown = drain_s + LAST_BREATH_S
+        patience, first = drain_s + LAST_BREATH_S, self.config.timeout_graceful_shutdown
+        self.config.timeout_graceful_shutdown = patience if first is None else min(first, patience)
+        if self._stopping:
+            hurry = threading.Timer(patience, setattr, (self, "force_exit", True))
+            hurry.daemon = True
+            hurry.start()
         self._stopping.append(threading.Thread(target=self._engine.stop, args=(drain_s,), daemon=True))
         self._stopping[-1].start()
         self.should_exit = True

@@ -399,6 +399,22 @@ def test_stopping_lets_requests_end_within_the_drain_time(toy):
     assert not engine.alive
 
 
+@pytest.mark.parametrize("drains", [(60.0, 0.0), (0.0, 60.0)])
+def test_a_second_stop_shortens_the_drain_and_never_lengthens_it(toy, started, drains):
+    engine = started(num_pages=1100, max_model_len=4000)
+    listener = toy.Listener()
+    engine.submit(Request("a", [5] * 4, toy.greedy(3900)), listener)
+    wait_for(lambda: listener.tokens)
+    begun = time.monotonic()
+    stops = [threading.Thread(target=engine.stop, args=(drain,)) for drain in drains]
+    for thread in stops:
+        thread.start()
+    for thread in stops:
+        thread.join(20)
+    assert listener.finish == "abort"
+    assert time.monotonic() - begun < 10
+
+
 def test_what_does_not_end_in_the_drain_time_is_aborted(toy):
     model = toy.Model()
     engine = toy.engine(model)

@@ -79,6 +79,23 @@ def test_sigterm_lets_a_stream_finish_and_sigint_ends_it_with_an_error_event(sig
     assert finishes or errors[0]["message"] == "the server is stopping"
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "pause"), [(signal.SIGTERM, signal.SIGINT, 0.3), (signal.SIGINT, signal.SIGTERM, 0.0)]
+)
+def test_sigint_ends_a_drain_that_a_half_sent_body_holds_open(first, second, pause):
+    with LiveServer(FakeEngine(says("a")), drain_s=60) as live:
+        host, port = live.url.split("//")[1].split("/")[0].split(":")
+        with socket.create_connection((host, int(port))) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            time.sleep(0.1)
+            start = time.monotonic()
+            live.server.handle_exit(first, None)
+            time.sleep(pause)
+            live.server.handle_exit(second, None)
+            wait_until(lambda: not live._thread.is_alive())
+            assert time.monotonic() - start < 5
+
+
 def closed(url):
     host, port = url.split("//")[1].split("/")[0].split(":")
     try:
