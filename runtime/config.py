@@ -27,6 +27,8 @@ class ConfigError(ValueError):
         self.problems = problems
         super().__init__("\n  ".join([f"cannot run {what}:", *problems]))
 
+MAX_EXPERTS = 1 << 14  # of a layer: a mistyped number would list tensors until memory is gone
+
 
 @dataclass(frozen=True)
 class K3Config:
@@ -171,6 +173,10 @@ def contradictions(c: Mapping[str, Any]) -> Iterator[str]:
     if known("gate_lower_bound") and not -5.0 <= c["gate_lower_bound"] <= 0.0:
         bound = c["gate_lower_bound"]
         yield f"gate_lower_bound is {bound}, and must lie in [-5, 0): kernels bound exponents by it"
+    if c.get("family") == "kimi_k3" and c.get("gate_lower_bound") == 0.0:
+        yield "gate_lower_bound is missing, and a kimi_k3 has one: without it the decay is Kimi-Linear's"
+    if known("num_experts") and c["num_experts"] > MAX_EXPERTS:
+        yield f"num_experts is {c['num_experts']}, and at most {MAX_EXPERTS} are loaded"
     if known("situ_beta", "situ_linear_beta") and bool(c["situ_beta"]) != bool(c["situ_linear_beta"]):
         yield "SiTU needs both activation_situ_beta and activation_situ_linear_beta, SiLU neither"
     if known("kda_layers", "num_hidden_layers"):

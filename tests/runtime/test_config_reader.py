@@ -55,6 +55,7 @@ def test_every_complaint_comes_in_one_error():
         ({"full_attn_layers": "4,8"}, "a list of whole numbers"),
         ({"gate_lower_bound": -6.0}, "must lie in [-5, 0)"),
         ({"gate_lower_bound": 1.0}, "must lie in [-5, 0)"),
+        ({"gate_lower_bound": None}, "gate_lower_bound is missing"),
         ({"short_conv_kernel_size": 3}, "must be 4"),
         ({"chunk": 3}, "is not a field we know"),
     ],
@@ -77,6 +78,7 @@ def test_the_linear_attention_section_is_checked(change, message):
         ({"eos_token_id": 5}, "eos_token_id is 5 in"),
         ({"rms_norm_eps": 0}, "a positive number"),
         ({"hidden_size": True}, "a whole number"),
+        ({"num_experts": 10**8}, "at most 16384 are loaded"),
         ({"dtype": "int8"}, "'bfloat16' or 'float16' or 'float32'"),
     ],
 )
