@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +72,13 @@ class Live:
     last_token: float | None = None
 
 
+class Goodbye(NamedTuple):
+    """A request that is to end, and how that is counted."""
+
+    id: str
+    reason: FinishReason
+
+
 class Engine:
     """Serves requests with ``forward`` and ``logits`` over the pages and slots of ``cache``.
 
@@ -104,7 +112,7 @@ class Engine:
         self._device = device
         self._live: dict[str, Live] = {}  # engine thread only
         self._known: set[str] = set()  # ids in the inbox or live; under the lock
-        self._inbox: deque[Live | str] = deque()  # new requests, and ids to abort
+        self._inbox: deque[Live | Goodbye] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed: str | None = None  # why no more requests are taken
@@ -144,11 +152,14 @@ class Engine:
         request.params.check_vocabulary(self.vocab_size)
         self.scheduler.check(request)
 
-    def abort(self, request_id: str) -> None:
-        """End a request before the next step; an unknown or finished id is fine. Thread-safe."""
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
+        """End a request before the next step; an unknown or finished id is fine. Thread-safe.
+
+        reason: what it counts as: "stop" where the caller found the end, as of a stop string.
+        """
         with self._wake:
             if request_id in self._known:
-                self._inbox.append(request_id)
+                self._inbox.append(Goodbye(request_id, reason))
                 self._wake.notify_all()
 
     def start(self) -> None:
@@ -253,7 +264,7 @@ class Engine:
         """Requests that wait, under the lock. One that was aborted during a long step waits no more, though
         the step has to end before it can leave.
         """
-        aborted = {item for item in self._inbox if isinstance(item, str)}
+        aborted = {item.id for item in self._inbox if isinstance(item, Goodbye)}
         news = [item.request for item in self._inbox if isinstance(item, Live)]
         return sum(request.id not in aborted for request in [*self.scheduler.waiting, *news])
 
@@ -264,8 +275,8 @@ class Engine:
             if isinstance(item, Live):
                 self._live[item.request.id] = item
                 self.scheduler.add(item.request)
-            elif item in self._live:
-                self._end(self._live[item], "abort", None)
+            elif item.id in self._live:
+                self._end(self._live[item.id], item.reason, None)
 
     def _end(self, live: Live, reason: FinishReason, error: str | None) -> None:
         if self.scheduler.abort(live.request, reason):

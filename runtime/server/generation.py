@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ..request import Request
+from ..request import FinishReason, Request
 
 if TYPE_CHECKING:
     from ..engine import OnUpdate, Update
@@ -21,7 +21,7 @@ class EngineLike(Protocol):
     """What the server needs of an engine; ``submit`` and ``abort`` may be called from any thread."""
 
     def submit(self, request: Request, on_update: OnUpdate) -> None: ...
-    def abort(self, request_id: str) -> None: ...
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> None: ...
 
 
 class Generation:
@@ -62,13 +62,13 @@ class Generation:
                 self._open.discard(index)
             yield index, update
 
-    def stop(self, index: int) -> None:
+    def stop(self, index: int, reason: FinishReason = "stop") -> None:
         """End one request early; its later updates are not seen any more."""
         if index in self._open:
             self._open.discard(index)
-            self._engine.abort(self._requests[index].id)
+            self._engine.abort(self._requests[index].id, reason)
 
     def close(self) -> None:
         """End whatever still runs. Harmless when all is over."""
         for index in list(self._open):
-            self.stop(index)
+            self.stop(index, "abort")

@@ -41,6 +41,7 @@ class FakeEngine:
         self.live: dict[str, tuple[Request, list[int], Callable]] = {}
         self.seen: list[Request] = []
         self.aborted: list[str] = []
+        self.reasons: list[str] = []  # of those aborted
         self.fail_next: str | None = None  # error of the next update
         self.current_step_s = 0.0
         self.alive = True
@@ -62,13 +63,14 @@ class FakeEngine:
             self.live[request.id] = (request, list(self.script(request)), on_update)
             self._lock.notify_all()
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: str = "abort") -> None:
         with self._lock:
             entry = self.live.pop(request_id, None)
             if entry is None:
                 return
             self.aborted.append(request_id)
-            entry[2](self._update(entry[0], [], "abort", None))
+            self.reasons.append(reason)
+            entry[2](self._update(entry[0], [], reason, None))
 
     def turn(self) -> bool:
         """One step: every live request gets a block. False when none lives."""

@@ -289,6 +289,18 @@ def test_a_full_queue_refuses_and_takes_again_later(toy):
     engine.submit(Request("r3", [5], toy.greedy(2)), toy.Listener())
 
 
+def test_an_end_that_the_caller_found_counts_as_a_stop(toy):
+    engine, heard = toy.engine(), [toy.Listener(), toy.Listener()]
+    for name, listener in zip("ab", heard):
+        engine.submit(Request(name, [5], toy.greedy(50)), listener)
+    engine.step()
+    engine.abort("a", "stop")
+    engine.abort("b")
+    assert not engine.step()
+    assert [listener.finish for listener in heard] == ["stop", "abort"]
+    assert engine.stats().finished == {"stop": 1, "abort": 1}
+
+
 def test_hang_ups_during_a_long_step_do_not_fill_the_queue(toy):
     engine = toy.engine(max_waiting=3)
     for i in range(2):

@@ -40,6 +40,7 @@ def test_when_one_is_refused_the_others_are_taken_back():
 
     engine = run(go())
     assert engine.aborted == ["r0", "r1"]
+    assert engine.reasons == ["abort", "abort"]
     assert not engine.live
 
 
