@@ -81,15 +81,26 @@ class Compile:
             gm = torch_private.clone_dynamo_graph(self.gm)
             self.open(gm)  # a meaning can be differentiated, an op cannot
             return self.hand_on(gm, objection)
-        try:
-            compiled = self.compile()
-        except inner.UnsafeForInductor as error:
-            self.notes.append(f"compiled with aot_eager: {error}")
-            self.inner, self.records = "aot_eager", []
-            compiled = self.compile()
+        compiled = self.compile_or_step_back()
         made = self.make_report()
         self.check_required(made)
         return compiled, self.keep(made)
+
+    def compile_or_step_back(self) -> Callable[..., Any]:
+        """Compile; where Inductor cannot, or would do it wrongly, step back to what can be, and say so."""
+        try:
+            return self.compile()
+        except inner.UnsafeForInductor as error:
+            self.notes = [f"compiled with aot_eager: {error}"]
+            self.inner = "aot_eager"
+        except torch_private.InductorError as error:
+            if not self.opened:
+                raise
+            first = str(error).strip().splitlines()[0]
+            self.notes = [f"only pure ops are opened: Inductor cannot compile all of them opened ({first})"]
+            self.opened = False
+        self.records, self.graphs, self.passes_ran = [], {}, False
+        return self.compile()
 
     def compile(self) -> Callable[..., Any]:
         """Passes and the inner compiler, on a copy of the graph."""

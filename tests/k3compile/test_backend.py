@@ -12,6 +12,7 @@ from k3compile.passes.remarks import PassResult, Remark
 
 from k3compile import backend, report
 from k3compile.options import CompileOptions
+from k3compile.torch_private import InductorError
 
 ops = torch.ops.k3
 pytestmark = pytest.mark.usefixtures("own_reports")
@@ -329,3 +330,34 @@ def test_a_remark_of_a_pass_reaches_the_report(monkeypatch):
     with torch.no_grad():
         compiled(lambda x: x + 1, inner="eager")(torch.ones(2))
     assert report.latest().missed("talks") == ["because"]
+
+
+def test_where_inductor_cannot_compile_opened_ops_only_pure_ones_are_opened(monkeypatch):
+    tried = []
+
+    def inductor(gm, inputs, optimise, name, patches):
+        tried.append([n for n in gm.graph.nodes if str(n.target).startswith("k3.")])
+        if len(tried) == 1:
+            raise InductorError(RuntimeError("no such template"), None)
+        return backend.inner.aot(gm, inputs, optimise, by_node=False)
+
+    monkeypatch.setattr(backend.inner, "inductor", inductor)
+    x, w = torch.randn(3, 8), torch.randn(8)
+    with torch.no_grad():
+        result = compiled(lambda x, w: ops.rms_norm(x, w, 1e-5), features="plain")(x, w)
+    assert torch.equal(result, ops.rms_norm(x, w, 1e-5))
+    assert [bool(t) for t in tried] == [False, True]
+    (note,) = report.latest().notes
+    assert note.startswith("only pure ops are opened: Inductor cannot compile all of them opened (")
+    assert "no such template" in note
+    assert report.latest().choices["k3.rms_norm"] == "opened"
+
+
+def test_an_error_of_inductor_is_the_users_to_see(monkeypatch):
+    def inductor(*args):
+        raise InductorError(RuntimeError("no such template"), None)
+
+    monkeypatch.setattr(backend.inner, "inductor", inductor)
+    with torch.no_grad(), pytest.raises(Exception, match="no such template"):
+        compiled(lambda x: x + 1)(torch.ones(2))
+    assert report.all() == []
