@@ -94,7 +94,9 @@ class SamplingParams:
 
 def is_number(value: object) -> bool:
     """An int or float that is not a bool and not NaN."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    if isinstance(value, float):
+        return not math.isnan(value)
+    return isinstance(value, int) and not isinstance(value, bool)  # of any length: some fit no float
 
 
 def check_number(name: str, value: object) -> None:

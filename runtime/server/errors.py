@@ -17,6 +17,8 @@ from starlette.exceptions import HTTPException
 
 log = logging.getLogger(__name__)
 
+MAX_MESSAGE = 900  # characters
+
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -37,6 +39,8 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
     ):
+        if len(message) > MAX_MESSAGE:  # a client's own value may be megabytes
+            message = message[:MAX_MESSAGE] + " ..."
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}

@@ -10,7 +10,15 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from .errors import ApiError, from_validation
 
@@ -20,7 +28,6 @@ Body = TypeVar("Body", bound="Sampling")
 
 MAX_ITEMS = 1 << 14  # messages, calls, prompts: far above any use, and checked in a tenth of a second
 MAX_BIASES = 1024
-Items = Field(max_length=MAX_ITEMS, fail_fast=True)  # else a body of millions of faults is a list of them
 
 HARMLESS = frozenset(
     {
@@ -44,6 +51,17 @@ NOT_YET: dict[str, tuple[Any, ...]] = {  # field -> the values that ask for noth
     "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
 }  # fmt: skip
+
+
+def few(value: Any) -> Any:
+    """Refuse a long list before any of it is checked: everything else waits meanwhile."""
+    if isinstance(value, list) and len(value) > MAX_ITEMS:
+        raise ValueError(f"holds {len(value)} items, at most {MAX_ITEMS}")
+    return value
+
+
+Item = TypeVar("Item")
+Few = Annotated[list[Item], Field(fail_fast=True), BeforeValidator(few)]  # one fault, not a list of millions
 
 
 class Model(BaseModel):
@@ -93,9 +111,9 @@ class Message(Model):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Annotated[list[ToolCallIn], Items] | None = None
+    tool_calls: Few[ToolCallIn] | None = None
     tool_call_id: str | None = None
-    tools: Annotated[list[dict], Items] | None = None
+    tools: Few[dict] | None = None
 
     @field_validator("content", mode="plain")
     @classmethod
@@ -176,7 +194,7 @@ class CompletionBody(Sampling):
 class ChatBody(Sampling):
     """/v1/chat/completions"""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+    messages: Few[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -42,6 +42,8 @@ BOTH = [
     ({"seed": 2**64}, "seed"),
     ({"seed": 2**64 - 1, "n": 2}, "seed"),
     ({"seed": 1.5}, "seed"),
+    *(({name: 10**4000}, name) for name in ("seed", "n", "top_k", "min_tokens", "max_tokens", "temperature")),
+    ({"logit_bias": {"5": 10**4000}}, "logit_bias.5"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 10**9}, "max_tokens"),
@@ -69,6 +71,7 @@ BOTH = [
 ]
 ONLY_CHAT = [
     ({"messages": []}, "messages"),
+    ({"reasoning_effort": "x" * 5000}, "reasoning_effort"),
     ({"messages": "hi"}, "messages"),
     ({"messages": [5]}, "messages[0]"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),

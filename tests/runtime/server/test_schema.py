@@ -4,7 +4,7 @@ import time
 
 import pytest
 from k3compile.runtime.server.errors import ApiError
-from k3compile.runtime.server.schema import HARMLESS, NOT_YET, ChatBody, CompletionBody, parse
+from k3compile.runtime.server.schema import HARMLESS, MAX_ITEMS, NOT_YET, ChatBody, CompletionBody, parse
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
@@ -69,10 +69,11 @@ CALLS = {"role": "user", "tool_calls": [{}] * MANY}
 @pytest.mark.parametrize(
     ("kind", "body", "param"),
     [
-        (ChatBody, {"messages": [{}] * MANY}, "messages[0].role"),
+        (ChatBody, {"messages": [{}] * MANY}, "messages"),
+        (ChatBody, {"messages": [{}] * MAX_ITEMS}, "messages[0].role"),
         (ChatBody, {"messages": [{"role": "user"}] * MANY}, "messages"),
-        (ChatBody, {"messages": [CALLS]}, "messages[0].tool_calls[0].function"),
-        (ChatBody, {"messages": [{"role": "user", "tools": [1] * MANY}]}, "messages[0].tools[0]"),
+        (ChatBody, {"messages": [CALLS]}, "messages[0].tool_calls"),
+        (ChatBody, {"messages": [{"role": "user", "tools": [1] * MANY}]}, "messages[0].tools"),
         (ChatBody, {"stop_token_ids": ["x"] * MANY}, "stop_token_ids[0]"),
         (ChatBody, {"logit_bias": dict.fromkeys(map(str, range(MANY)), "x")}, "logit_bias"),
         (ChatBody, {"chat_template_kwargs": dict.fromkeys(map(str, range(MANY)), 1)}, "chat_template_kwargs"),
