@@ -1,6 +1,7 @@
 """Lesson 1: a gather that reads a range becomes a view, and the report says why that is allowed."""
 
 import torch
+
 from k3compile import report
 
 

@@ -1,6 +1,7 @@
 """Lesson 2: without the fact that makes it legal a rewrite is refused, and the report says which fact."""
 
 import torch
+
 from k3compile import report
 
 

@@ -1,9 +1,10 @@
 """Lesson 3: a local change is a value: what to find, what to put there, and when not to."""
 
 import torch
-from k3compile import backend, report
 from k3compile.passes import pipeline
 from k3compile.passes.rewrite import Rewrite
+
+from k3compile import backend, report
 
 aten = torch.ops.aten
 

@@ -80,7 +80,12 @@ class Work:
                 return missed(site, f"unproven: {obligation}", detail, hint)
             proofs.append(proof)
         size = tensor(site.base).shape[site.dim]
-        for left, right in ((0, found.start), (found.start, found.end), (found.end, size), (found.start, size)):
+        for left, right in (
+            (0, found.start),
+            (found.start, found.end),
+            (found.end, size),
+            (found.start, size),
+        ):
             self.prover.teach(left, right)
         rewrite = self.gather if site.is_gather else self.scatter
         return rewrite(site, found, proofs)

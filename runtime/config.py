@@ -27,6 +27,7 @@ class ConfigError(ValueError):
         self.problems = problems
         super().__init__("\n  ".join([f"cannot run {what}:", *problems]))
 
+
 MAX_EXPERTS = 1 << 14  # of a layer: a mistyped number would list tensors until memory is gone
 
 

@@ -3,10 +3,11 @@
 import io
 
 import pytest
+from rich.console import Console
+
 from k3compile.bench.limits import MachineLimits, Sample
 from k3compile.bench.model import ModelResult, ModeResult
 from k3compile.bench.render import as_json, heading, table
-from rich.console import Console
 
 LIMITS = MachineLimits(threads=2, bytes_per_second=20e9, flops_per_second=200e9)
 

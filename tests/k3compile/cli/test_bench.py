@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from k3compile.cli.bench import app
 from typer.testing import CliRunner
+
+from k3compile.cli.bench import app
 
 
 @pytest.mark.slow
