@@ -28,6 +28,8 @@ class Loaded(NamedTuple):
 
 def check_checkpoint(path: Path) -> None:
     """Raise ``ValueError`` early for a folder that is no checkpoint."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file: give the folder of a checkpoint")
     if not path.is_dir():
         raise ValueError(
             f"{path} is no folder: make a checkpoint with `k3 make-checkpoint --preset tiny {path}`"
@@ -48,6 +50,7 @@ def load(path: Path, config: EngineConfig, dtype: str = "float32", resident: str
     from ..runtime.tokenizer import Tokenizer
     from ..runtime.weights import load_model
 
+    log.info("loading %s", path)
     start = time.perf_counter()
     tokenizer = Tokenizer(path)
     kept = getattr(torch, resident) if resident else None

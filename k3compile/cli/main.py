@@ -2,7 +2,8 @@
 
     k3 serve ...  ->  k3compile/cli/serve.py      a function `serve`, or a typer.Typer `app` with sub-verbs
 
-A verb returns nothing or an exit code. ``ValueError`` is the user's mistake: one line on stderr and code 2.
+A verb returns nothing or an exit code. ``ValueError`` is the user's mistake, and so is a file that cannot be
+read or written: one line on stderr and code 2.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ def main(arguments: list[str] | None = None) -> None:
         app(args=arguments, prog_name="k3")
     except ValueError as error:
         fail(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        fail(f"{error.filename}: {error.strerror}")
 
 
 def fail(message: str) -> None:

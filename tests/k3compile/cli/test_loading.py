@@ -19,6 +19,10 @@ def tiny(tmp_path_factory):
 def test_what_is_no_folder_or_no_checkpoint_is_told(tmp_path):
     with pytest.raises(ValueError, match="k3 make-checkpoint --preset tiny"):
         check_checkpoint(tmp_path / "nothing")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="file is a file: give the folder"):
+        check_checkpoint(tmp_path / "file")
+    (tmp_path / "file").unlink()
     with pytest.raises(ValueError, match=r"has no config\.json and no tiktoken\.model"):
         check_checkpoint(tmp_path)
 

@@ -42,6 +42,23 @@ def test_a_value_error_is_one_line_and_code_2(capsys, monkeypatch):
     assert capsys.readouterr().err == "error: bad [thing] here\n"
 
 
+def test_a_file_that_cannot_be_written_is_one_line_and_code_2(capsys, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for target in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert run("make-checkpoint", str(target)) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {target}: ")
+
+
+def test_an_error_of_the_system_without_a_file_is_not_hidden(monkeypatch):
+    def no(*args, **kwargs):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "app", no)
+    with pytest.raises(OSError, match="Input/output"):
+        main(["serve"])
+
+
 def test_what_a_verb_returns_is_the_exit_code(monkeypatch):
     from k3compile.cli import doctor
 
