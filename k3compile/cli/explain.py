@@ -26,8 +26,9 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Say for every site of every pass whether it was rewritten, with the proofs or the reason."""
-    from ..options import CompileOptions
+    from ..options import CompileOptions, read_switches
 
+    read_switches()  # a mistake in them is told here, not by a compile that fails
     names = passes_by_name()
     if pass_name is not None and pass_name not in names:
         raise ValueError(f"--pass is {pass_name!r}; passes: {', '.join(names)}")

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from .. import __version__
-from ..options import CompileOptions
+from ..options import CompileOptions, read_switches
 from ..runtime.engine_config import EngineConfig
 from ..runtime.server.server_config import ServerConfig
 from .flags import pick, with_flags
@@ -32,7 +32,7 @@ def serve_checkpoint(
     model_name: Annotated[str | None, typer.Option(help="Name for clients; default: the folder's.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds the key.")] = None,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile while serving.")] = True,
-    features: Annotated[str, typer.Option(help="Reference point, or features with commas.")] = "default",
+    features: Annotated[str, typer.Option(help="default, all, baseline, plain, or names.")] = "default",
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "info",
     **flags: Any,
 ) -> int:
@@ -45,6 +45,8 @@ def serve_checkpoint(
     server = pick(ServerConfig, {**flags, "model_name": name})
     options = pick(CompileOptions, {**flags, "features": chosen(features)})
     engine_config = pick(EngineConfig, flags)
+    if compiled:
+        read_switches()  # a mistake in them is told here, not by a compile that fails
 
     from ..runtime.server.app import build_app
     from ..runtime.server.run import bind, serve, url_of
@@ -90,7 +92,7 @@ def compile_behind(loaded: Loaded, options: CompileOptions) -> None:
 
         compile_in_background(loaded.model, loaded.engine.pools, options, ready, failed).join()
 
-    log.info("serving uncompiled; compiling behind it")
+    log.info("serving uncompiled; compiling behind it, which takes minutes when nothing is cached")
     threading.Thread(target=work, name="k3-compile-start", daemon=True).start()
 
 

@@ -60,6 +60,12 @@ def test_a_pass_is_explained_in_its_own_words_with_its_last_counts(capsys):
     assert json.loads(capsys.readouterr().out)["last"] == []
 
 
+def test_a_wrong_switch_is_refused_before_anything_is_compiled(checkpoint, monkeypatch):
+    monkeypatch.setenv("K3_FUEL", "many")
+    with pytest.raises(ValueError, match="K3_FUEL is 'many'; it is a number of rewrites"):
+        explain(checkpoint)
+
+
 def test_neither_a_folder_nor_a_pass_is_refused_with_the_names():
     with pytest.raises(
         ValueError, match=r"'tail' is neither a folder nor a pass; passes: .*contiguous_views"

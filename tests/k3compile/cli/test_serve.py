@@ -196,7 +196,7 @@ def test_sigint_while_compiling_ends_it_within_five_seconds(tiny):
         assert server.end(signal.SIGINT) < 5
 
 
-def test_what_cannot_be_served_is_one_clear_line_and_code_2(tiny, served, tmp_path, capsys):
+def test_what_cannot_be_served_is_one_clear_line_and_code_2(tiny, served, tmp_path, capsys, monkeypatch):
     port = served.url.split(":")[-1].removesuffix("/v1")
 
     def failing(*arguments):
@@ -205,12 +205,16 @@ def test_what_cannot_be_served_is_one_clear_line_and_code_2(tiny, served, tmp_pa
         assert end.value.code == 2
         return capsys.readouterr().err
 
-    assert f"cannot listen on 127.0.0.1:{port}" in failing(tiny, "--port", port)
+    told = failing(tiny, "--port", port)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in told
+    assert "--port" in told
     assert "is no folder" in failing(tmp_path / "nothing")
     assert "is no checkpoint: it has no config.json" in failing(tmp_path)
     assert "max_num_seqs" in failing(tiny, "--max-num-seqs", "0")
     assert "port must be from 0" in failing(tiny, "--port", "99999")
     assert "cannot read the API key" in failing(tiny, "--api-key-file", tmp_path / "nothing")
+    monkeypatch.setenv("K3_DISABLE", "contigous_views")
+    assert "did you mean 'contiguous_views'?" in failing(tiny)
 
 
 def test_features_and_keys_are_read(tmp_path):
