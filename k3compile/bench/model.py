@@ -71,13 +71,13 @@ def bench(
     """Measure every preset (or checkpoint directory) in every mode.
 
     prompt: tokens of the prefill. decode: tokens of one decode round, reported a pass. Raises ValueError for
-    an unknown mode or a prompt without tokens.
+    an unknown mode, and for a count below 1.
     """
-    unknown = sorted(set(modes) - set(MODES))
-    if unknown or prompt < 1 or decode < 1 or rounds < 1:
-        raise ValueError(
-            f"modes are {', '.join(MODES)} (unknown: {unknown}); prompt, decode and rounds are at least 1"
-        )
+    if unknown := sorted(set(modes) - set(MODES)):
+        raise ValueError(f"modes are {', '.join(MODES)} (unknown: {', '.join(unknown)})")
+    given = {"prompt": prompt, "decode": decode, "rounds": rounds}
+    if small := [f"{name} must be at least 1, got {n}" for name, n in given.items() if n < 1]:
+        raise ValueError("; ".join(small))
     limits = measure(side=8192)
     host = host_by_kind(modes)
     results = []

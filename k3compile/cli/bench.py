@@ -8,7 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-app = typer.Typer(help="Measure here, alone on the machine; every claim is a ratio within one run.")
+app = typer.Typer(
+    help="Measure here, alone on the machine; every claim is a ratio within one run.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 @app.callback()

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from k3compile.bench.model import MODES, Passes, bench, bench_one, host_by_kind, matmul_flops, touched_bytes
 from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.runtime.model import DecoderLayer
 from k3compile.runtime.weights import load_model
+
+from k3compile.bench.model import MODES, Passes, bench, bench_one, host_by_kind, matmul_flops, touched_bytes
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,13 @@ def test_flops_grow_with_the_prompt_and_count_two_a_weight(model):
 
 
 def test_an_unknown_mode_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"modes are eager, inductor, k3 \(unknown: \['fast'\]\)"):
+    with pytest.raises(ValueError, match=r"modes are eager, inductor, k3 \(unknown: fast\)"):
         bench(["tiny"], modes=["fast"])
+
+
+def test_counts_below_one_are_refused_together():
+    with pytest.raises(ValueError, match="decode must be at least 1, got 0; rounds must be at least 1"):
+        bench(["tiny"], decode=0, rounds=-1)
 
 
 @pytest.mark.slow
