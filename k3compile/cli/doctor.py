@@ -8,8 +8,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -27,7 +29,7 @@ class Finding(NamedTuple):
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> int:
-    """Check versions, entry point, C++ compiler, cache and memory; exit code 1 if one fails."""
+    """Check versions, entry point, C++ compiler, headers, cache, memory; exit code 1 if one fails."""
     findings = [check() for check in CHECKS]
     if as_json:
         print(json.dumps([finding._asdict() for finding in findings], indent=2))
@@ -101,6 +103,12 @@ def compiler() -> Finding:
     return Finding("C++ compiler", shown.returncode == 0, (shown.stdout.splitlines() or [path])[0], advice)
 
 
+def headers() -> Finding:
+    folder = Path(sysconfig.get_path("include"))
+    advice = "install Python's headers (Debian: apt install python3-dev); Inductor's C++ includes Python.h"
+    return Finding("Python headers", (folder / "Python.h").is_file(), str(folder), advice)
+
+
 def cache() -> Finding:
     try:
         from ..torch_private import cache_folder
@@ -132,5 +140,5 @@ def gpu() -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    python, torch_version, package, entry_point, libraries, compiler, cache, memory, gpu,
+    python, torch_version, package, entry_point, libraries, compiler, headers, cache, memory, gpu,
 )  # fmt: skip

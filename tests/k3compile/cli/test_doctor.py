@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sysconfig
 from importlib import metadata
 
 from k3compile.cli import doctor
@@ -21,6 +22,13 @@ def test_a_missing_compiler_is_told_with_the_remedy(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", [doctor.compiler])
     assert doctor.doctor() == 1
     assert "apt install g++" in " ".join(capsys.readouterr().out.split())
+
+
+def test_missing_headers_are_told_with_the_remedy(monkeypatch, tmp_path):
+    assert doctor.headers().ok
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert doctor.headers().ok is False
+    assert "apt install python3-dev" in doctor.headers().advice
 
 
 def test_a_missing_library_and_entry_point_are_told(monkeypatch):
