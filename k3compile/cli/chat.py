@@ -85,7 +85,9 @@ def remote(url: str, api_key: str, settings: dict) -> Talker:
         try:
             return urllib.request.urlopen(urllib.request.Request(url + path, data, headers), timeout=600)
         except urllib.error.HTTPError as error:
-            raise ValueError(f"{url}: {error.code} {error.read().decode(errors='replace')[:500]}") from None
+            hint = "; does the address end in /v1?" if error.code == 404 and body is None else ""
+            said = error.read().decode(errors="replace")[:500]
+            raise ValueError(f"{url}: {error.code} {said}{hint}") from None
         except OSError as error:
             raise ValueError(f"{url}: {error}") from None
 

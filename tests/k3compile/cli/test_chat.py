@@ -24,6 +24,8 @@ def test_one_message_to_a_server_prints_thoughts_and_answer(capsys):
         assert capsys.readouterr().out == "Let me think.Grüße!\n"
         assert run(live.url, "-m", "Hi") == 2
         assert "401" in capsys.readouterr().err
+        assert run(live.url.removesuffix("/v1"), "-m", "Hi", "--api-key", "k") == 2
+        assert "does the address end in /v1?" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys):
