@@ -78,7 +78,7 @@ def help_of(kind: type) -> dict[str, str]:
     ends = [match.start() for match in starts[1:]] + [len(text)]
     out: dict[str, str] = {}
     for match, end in zip(starts, ends):
-        sentence = text[match.end() : end].strip().rstrip(".")
+        sentence = text[match.end() : end].strip().rstrip(".").replace("``", "")
         for name in re.findall(names, match[0]):
             out.setdefault(name, sentence)
     return out

@@ -15,7 +15,7 @@ class Settings:
     """Settings. Raises nothing.
 
     width: how wide (in cm. or so); the rest is air. tall, or deep: how far. name:
-    what it is called. switch: on or off.
+    what ``it`` is called. switch: on or off.
     """
 
     width: int = 3
