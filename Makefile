@@ -9,6 +9,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 
 .PHONY: serve test test-slow accept lint checkpoint clean help
 
+# A venv that failed half-way (Debian without python3-venv) must not pass for one the next time.
+.DELETE_ON_ERROR:
+
 help:
 	@echo "make serve      install, make the tiny checkpoint, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       the fast tests, under 10 minutes on two cores"
