@@ -213,7 +213,7 @@ class LLM:
                 return  # ended by a stop string before the engine knew
             one.take(update)
             if one.done and update.finish is None:
-                self.engine.abort(one.request.id)
+                self.engine.abort(one.request.id, "stop")
 
         try:
             self.engine.submit(one.request, on_update)

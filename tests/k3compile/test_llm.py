@@ -70,7 +70,9 @@ def test_logprobs_match_the_tokens(llm):
 def test_a_stop_string_ends_the_text_before_it_and_frees_the_request(llm):
     (free,) = llm.generate("Once", SamplingParams(temperature=0.0, max_tokens=40))
     stop = free.text[10:13]
+    before = llm.engine.stats().finished
     (answer,) = llm.generate("Once", SamplingParams(temperature=0.0, max_tokens=40), stop=[stop])
+    assert llm.engine.stats().finished == {**before, "stop": before.get("stop", 0) + 1}, "no hang-up"
     assert answer.text == free.text[: free.text.index(stop)]
     assert answer.finish_reason == "stop"
     assert answer.token_ids == free.token_ids[: len(answer.token_ids)]
