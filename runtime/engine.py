@@ -318,7 +318,7 @@ class Engine:
             while self._wait_for_work():
                 self.step()
             self._end_all("abort", None)
-        except Exception as error:  # ours: the books are wrong, so nobody may be served from them
+        except BaseException as error:  # whatever ends this thread, everybody who waits has to be told
             log.exception("the engine died")
             reason = f"the engine died: {type(error).__name__}: {error}"
             with self._wake:

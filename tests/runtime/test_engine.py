@@ -443,12 +443,13 @@ def test_what_does_not_end_in_the_drain_time_is_aborted(toy):
     assert engine.cache.pages.used == 0
 
 
-def test_wrong_books_end_the_engine_and_everybody_is_told(toy, started, monkeypatch):
+@pytest.mark.parametrize("kind", [AssertionError, SystemExit])
+def test_wrong_books_end_the_engine_and_everybody_is_told(toy, started, monkeypatch, kind):
     engine = started()
     listener = toy.Listener()
 
     def broken():
-        raise AssertionError("page 3 is owned twice")
+        raise kind("page 3 is owned twice")
 
     monkeypatch.setattr(engine.scheduler, "plan", broken)
     engine.submit(Request("a", [5] * 4, toy.greedy(5)), listener)
