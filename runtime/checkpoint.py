@@ -63,9 +63,9 @@ def make_checkpoint(
             write_bytes(path / file, save(tensors, {"format": "pt"}))
             report(f"wrote {file} ({len(shard)} tensors)")
     write_json(path / "generation_config.json", {"max_length": 1048576, "eos_token_id": size.ranks + EOS})
-    write_json(path / "config.json", raw)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     write_json(path / INDEX, index)
+    write_json(path / "config.json", raw)  # last: where it stands, the checkpoint is whole
     report(f"{preset} (seed {seed}): {len(weight_map)} tensors, {total:,} bytes in {path}")
     return path
 

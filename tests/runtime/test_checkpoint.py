@@ -7,9 +7,11 @@ import re
 import pytest
 import torch
 from k3compile.kernels.mxfp4 import unpack
+from k3compile.runtime import checkpoint
 from k3compile.runtime.checkpoint import MARKER, make_checkpoint
 from k3compile.runtime.layout import expected_tensors
 from k3compile.runtime.model import DecoderLayer
+from k3compile.runtime.safetensors_dir import INDEX
 from k3compile.runtime.tokenizer import Tokenizer
 from k3compile.runtime.weights import load_model
 from safetensors import safe_open
@@ -173,3 +175,18 @@ def test_greedy_text_goes_on_and_activations_and_experts_are_sane(tiny):
     share = torch.bincount(torch.cat(chosen), minlength=8) / torch.cat(chosen).numel()
     assert share.max() < 0.3
     assert share.min() > 0.02
+
+
+def test_a_checkpoint_without_its_index_has_no_configuration_either(tmp_path, monkeypatch):
+    def write(path, value):
+        if path.name == INDEX:
+            raise KeyboardInterrupt
+        return real(path, value)
+
+    real = checkpoint.write_json
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_json", write)
+        with pytest.raises(KeyboardInterrupt):
+            make_checkpoint(tmp_path / "made", "tiny-linear")
+    assert not (tmp_path / "made" / "config.json").exists()
+    assert (make_checkpoint(tmp_path / "made", "tiny-linear") / "config.json").exists()
