@@ -1,9 +1,10 @@
-"""Lesson 4: an op is its meaning in plain torch; lowering opens it, so that it costs nothing to have one."""
+"""Lesson 4: an op is its meaning in plain torch; under Inductor it is opened, so that it costs nothing."""
 
 import torch
-from k3compile import report
 from k3compile.kernels.op import op
 from torch import Tensor
+
+from k3compile import report
 
 
 @op()
@@ -32,4 +33,4 @@ with torch.no_grad():
     x = torch.randn(5, 8)
     compiled = torch.compile(forward, backend="k3", options={"inner": "aot_eager"})
     torch.testing.assert_close(compiled(x), forward(x))
-print(report.latest().choices)
+print(report.latest().choices)  # "opened" where the inner compiler fuses; aot_eager, quick to start, does not

@@ -3,9 +3,9 @@
 import tempfile
 from pathlib import Path
 
-from k3compile import LLM
 from k3compile.runtime.checkpoint import make_checkpoint
-from k3compile.runtime.sampling_params import SamplingParams
+
+from k3compile import LLM, SamplingParams
 
 with tempfile.TemporaryDirectory() as folder:
     checkpoint = Path(folder) / "k3-tiny"

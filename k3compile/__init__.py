@@ -13,10 +13,16 @@ if TYPE_CHECKING:
     from .llm import LLM
     from .opened_ops import open_ops
     from .options import CompileOptions
+    from .runtime.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-LAZY = {"CompileOptions": ".options", "LLM": ".llm", "open_ops": ".opened_ops"}
-__all__ = ["LLM", "CompileOptions", "__version__", "open_ops"]
+LAZY = {
+    "CompileOptions": ".options",
+    "LLM": ".llm",
+    "SamplingParams": ".runtime.sampling_params",
+    "open_ops": ".opened_ops",
+}
+__all__ = ["LLM", "CompileOptions", "SamplingParams", "__version__", "open_ops"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,6 @@
 """The offline front door: a checkpoint folder in, texts out, no server and no thread.
 
+    from k3compile import LLM, SamplingParams
     llm = LLM("checkpoints/k3-tiny", max_num_seqs=8)
     [answer] = llm.generate("Once", SamplingParams(temperature=0, max_tokens=20))
     [answer] = llm.chat([{"role": "user", "content": "Hello"}])

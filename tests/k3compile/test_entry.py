@@ -78,6 +78,7 @@ def test_public_names_are_lazy_and_a_wrong_one_is_named():
     from k3compile.options import CompileOptions
 
     assert k3compile.CompileOptions is CompileOptions
+    assert all(getattr(k3compile, name) for name in k3compile.__all__)
     assert set(k3compile.__all__) <= set(dir(k3compile))
     with pytest.raises(AttributeError, match=r"no attribute 'Compiler'.*CompileOptions"):
         _ = k3compile.Compiler
