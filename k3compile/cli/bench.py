@@ -33,6 +33,7 @@ def model(
     from ..bench import model as bench
     from ..bench import render
 
+    typer.echo("measuring; the table comes at the end, after minutes", err=True)
     try:
         limits, results = bench.bench(
             presets or ["tiny", "small"], mode or bench.MODES, prompt, decode, rounds

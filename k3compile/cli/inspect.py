@@ -25,7 +25,7 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="A checkpoint folder, or a config.json alone.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Show layers, tensors and bytes, and list everything that is wrong; exit code 1 if something is."""
+    """Show layers, tensors and bytes, and all that is wrong with files, names, shapes; exit code 1 if any."""
     found = examined(path)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -89,6 +89,8 @@ def show(console: Console, found: dict[str, Any]) -> None:
     if found["problems"] is None:
         console.print("a configuration alone: no weights to check")
     elif not found["problems"]:
-        console.print("whole: every tensor that config.json asks for, and no other")
+        console.print(
+            "whole: every tensor that config.json asks for, and no other (values are checked on loading)"
+        )
     for problem in found["problems"] or ():
         console.print(problem, markup=False, soft_wrap=True)
