@@ -18,6 +18,7 @@ from k3compile.passes.graph import (
     arguments,
     positions,
     schema_writes,
+    storage_id,
     tensor,
 )
 from torch import fx
@@ -135,8 +136,7 @@ class Aliases:
 
 def storage_of(node: fx.Node) -> int | None:
     """An identity of the memory behind a node's value, None when it has no tensor."""
-    found = tensor(node)
-    return None if found is None else found.untyped_storage()._cdata
+    return storage_id(tensor(node))
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:

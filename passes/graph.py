@@ -39,6 +39,16 @@ def tensor(arg: Any) -> FakeTensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
+def storage_id(found: torch.Tensor | None) -> int | None:
+    """Which memory a tensor sits in; None for one without its own: sparse, or wrapped by functorch."""
+    if found is None:
+        return None
+    try:
+        return found.untyped_storage()._cdata
+    except NotImplementedError:
+        return None
+
+
 def values(args: Any) -> Any:
     """Arguments with every node replaced by its value."""
     return fx.map_arg(args, value)

@@ -21,6 +21,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
+from k3compile.passes.graph import storage_id, tensor
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2, get_mutable_args
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -96,7 +97,7 @@ def nodes_by_storage(graph: fx.Graph) -> Storages:
     """Nodes whose fake values sit in the same storage."""
     found: Storages = defaultdict(list)
     for node in graph.nodes:
-        found[storage_of(node)].append(node)
+        found[storage_id(tensor(node))].append(node)
     del found[None]
     return found
 
@@ -112,7 +113,7 @@ def alias_family(node: fx.Node, storages: Storages) -> dict[fx.Node, None]:
     while todo:
         member = todo.pop()
         views = [u for u in member.users if viewed(u) in family]
-        for near in (*views, *storages.get(storage_of(member), ())):
+        for near in (*views, *storages.get(storage_id(tensor(member)), ())):
             if near not in family and (root_of(near) is root or root_of(near).op != "placeholder"):
                 family[near] = None
                 todo.append(near)
@@ -143,11 +144,6 @@ def viewed(node: fx.Node) -> fx.Node | None:
         if argument.alias_info and isinstance(value, fx.Node):
             return value
     return None
-
-
-def storage_of(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def is_target_of_copy(node: fx.Node, argument: fx.Node) -> bool:

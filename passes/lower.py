@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from k3compile.kernels.op import OPS, Op
-from k3compile.passes.graph import emit, fake_mode_of, op_name, tensor, value
+from k3compile.passes.graph import emit, fake_mode_of, op_name, storage_id, tensor, value
 from k3compile.passes.opening import CannotOpen, Table, open_node
 from k3compile.passes.remarks import PassResult, Remark
 from k3compile.passes.runner import Context
@@ -169,10 +169,9 @@ def drop_lone_all_reduce(node: fx.Node, ctx: Context) -> Remark:
 
 def leaves_graph(node: fx.Node) -> bool:
     """Whether the memory of ``node`` is that of a graph input, or is returned as it is by another node."""
-    storage = tensor(node).untyped_storage()._cdata
     (output,) = node.graph.find_nodes(op="output")
     outside = [*node.graph.find_nodes(op="placeholder"), *output.all_input_nodes]
-    return any(t.untyped_storage()._cdata == storage for t in map(tensor, outside) if t is not None)
+    return storage_id(tensor(node)) in [storage_id(tensor(other)) for other in outside]
 
 
 def ranks_of(group: Any) -> int | None:

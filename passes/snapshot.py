@@ -24,6 +24,7 @@ from typing import Any
 
 import sympy
 import torch
+from k3compile.passes.graph import storage_id
 from k3compile.passes.graph import value as value_of
 from k3compile.passes.source import location
 from torch import fx
@@ -95,9 +96,9 @@ class Namer:
             self.symbols[symbol] = sympy.Symbol(f"{kind}{number}", integer=True)
         return str(expr.xreplace(self.symbols))
 
-    def storage(self, tensor: torch.Tensor) -> int:
-        key = tensor.untyped_storage()._cdata
-        return self.storages.setdefault(key, len(self.storages))
+    def storage(self, tensor: torch.Tensor) -> int | None:
+        key = storage_id(tensor)
+        return None if key is None else self.storages.setdefault(key, len(self.storages))
 
     def ranges(self, values: Iterator[Any]) -> dict[str, dict[str, int | None]]:
         """What the compile knows of each named symbol: {name: {"min", "max"}}, None for unbounded."""
@@ -178,11 +179,12 @@ def encode_value(value: Any, namer: Namer) -> Any:
     if isinstance(value, (list, tuple)):
         return [encode_value(v, namer) for v in value]
     if isinstance(value, torch.Tensor):
+        strided = value.layout is torch.strided and not value.is_nested
         return {
             "dtype": str(value.dtype).removeprefix("torch."),
             "shape": [size(s, namer) for s in value.shape],
-            "stride": [size(s, namer) for s in value.stride()],
-            "offset": size(value.storage_offset(), namer),
+            "stride": [size(s, namer) for s in value.stride()] if strided else [],
+            "offset": size(value.storage_offset(), namer) if strided else 0,
             "device": value.device.type,
             "storage": namer.storage(value),
         }
