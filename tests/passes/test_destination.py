@@ -6,6 +6,7 @@ import torch
 from compiled import Compiled, check
 from k3compile.passes.destination import twin_of
 from k3compile.passes.graph import AUTO_FUNCTIONALIZED
+from k3compile.passes.runner import Fuel
 
 ops = torch.ops.k3
 T, H, K, V = 5, 2, 4, 6
@@ -111,6 +112,16 @@ REFUSED = {
 @pytest.mark.parametrize(("fn", "reason"), REFUSED.items(), ids=lambda x: getattr(x, "__name__", ""))
 def test_otherwise_rows_are_copied_and_the_report_says_why(fn, reason):
     assert run(fn, ["kda_prefill"]) == f"slice_scatter ({reason})"
+
+
+def test_without_fuel_the_scatter_stays():
+    def f(q, k, v, g, beta, state, slots, cu):
+        out = q.new_zeros(9, H, V)
+        return out.index_copy(0, rows(), ops.kda_prefill(q, k, v, g, beta, state, slots, cu)) * 2
+
+    compiled = check(f, args(), fuel=Fuel(0))
+    assert compiled.missed() == ["stopped by fuel or by the bisector"]
+    assert "aten.index_copy.default" in compiled.targets()
 
 
 def test_an_input_is_never_the_destination():
