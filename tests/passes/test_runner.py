@@ -196,7 +196,7 @@ def written(x, y, rows):
     return first
 
 
-@pytest.mark.parametrize("passes", itertools.permutations(ATEN_PASSES))
+@pytest.mark.parametrize("passes", list(itertools.permutations(ATEN_PASSES)))
 def test_writes_without_users_survive_the_passes_in_every_order(passes):
     args = [torch.rand(4, 3), torch.rand(2, 3), torch.tensor([1, 0])]
     check(written, args, passes=passes)
