@@ -6,7 +6,8 @@
 What keeps the number of graphs at the number of kinds (four for Kimi K3), however deep the model:
 
  * the unbound ``DecoderLayer.forward`` is compiled, so a layer's weights and pools are inputs of the graph;
- * ``dynamic=None``: with ``True`` a float read from the layer would become an input as well;
+ * ``dynamic=False``: with ``True`` a float read from the layer would become an input as well, and with
+   ``None`` Dynamo remembers the widths of a model compiled before in the process and makes ours dynamic;
  * the ragged dimensions are declared by name for the time of the warm-up (``UNBACKED_SOURCES``), since the
    output of one layer, which is the input of the next, carries no mark;
  * the warm-up is a step of one token in slot 0 and page 0, which belong to no request.
@@ -46,7 +47,11 @@ class LayerCompiler:
         self.options = options
         self.reports: list[Report] = []  # one a graph, in the order of compilation
         self._forward = torch.compile(
-            DecoderLayer.forward, backend=self._compile, fullgraph=True, dynamic=None, isolate_recompiles=True
+            DecoderLayer.forward,
+            backend=self._compile,
+            fullgraph=True,
+            dynamic=False,
+            isolate_recompiles=True,
         )
 
     def __call__(self, layer: DecoderLayer, *args: Any) -> Tensor:

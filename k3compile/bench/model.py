@@ -139,7 +139,7 @@ def layer_of(mode: str, model: Model, pools: Sequence) -> tuple[Layer, float]:
         forward = compile_forward(model, pools, CompileOptions())
         return forward.layer, forward.seconds
     layer = torch.compile(
-        DecoderLayer.forward, backend="inductor", fullgraph=True, dynamic=None, isolate_recompiles=True
+        DecoderLayer.forward, backend="inductor", fullgraph=True, dynamic=False, isolate_recompiles=True
     )
 
     def warm_up() -> None:

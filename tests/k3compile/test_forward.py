@@ -99,6 +99,15 @@ def test_four_graphs_for_k3_and_none_for_any_mix_after_the_warm_up(k3):
     assert same_state(k3.forward.pools, k3.own)
 
 
+def test_a_model_of_other_widths_before_it_in_the_process_changes_nothing(k3):
+    """Left to itself Dynamo remembers the widths of the first model and makes those of the second dynamic."""
+    wider = dataclasses.replace(SMALL, hidden_size=48, intermediate_size=64, moe_intermediate_size=64)
+    served = serve(wider)
+    generator = random.Random(6)
+    assert all(served.agrees(random_step(generator)) for _ in range(10))
+    assert served.forward.graphs() == 4
+
+
 def test_every_index_operation_of_a_mixed_step_is_gone(k3):
     for report in k3.forward.reports:
         is_kda = "k3.kda_decay" in report.choices
