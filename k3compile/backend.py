@@ -62,6 +62,7 @@ class Compile:
         self.inner = options.inner
         self.records: list[PassRecord] = []
         self.notes: list[str] = []
+        self.remade: list[str] = []  # libraries of Inductor's cache; once each, or a bad one would loop
         self.graphs: dict[str, str] = {}
         self.passes_ran = False
         self.device = next((t.device.type for t in inputs if isinstance(t, torch.Tensor)), "cpu")
@@ -94,6 +95,14 @@ class Compile:
             self.notes = [f"compiled with aot_eager: {error}"]
             self.inner = "aot_eager"
         except torch_private.InductorError as error:
+            torn = torch_private.delete_torn_library(error)
+            if torn and torn not in self.remade:
+                self.remade.append(torn)
+                self.notes = [
+                    f"a compile that was killed had left {name} torn: made again" for name in self.remade
+                ]
+                self.records, self.graphs, self.passes_ran = [], {}, False
+                return self.compile_or_step_back()
             if not self.opened:
                 raise
             first = str(error).strip().splitlines()[0]

@@ -7,6 +7,7 @@ front door reaches under torch's surface.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ __all__ = [
     "clone_graph",
     "compile_with_inductor",
     "decompositions_of_inductor",
+    "delete_torn_library",
     "fake_mode_of",
     "guards_of",
     "min_cut_partition",
@@ -133,3 +135,17 @@ def decompositions_of_inductor() -> dict[Any, Callable[..., Any]]:
 def cache_folder() -> Path:
     """Our corner of Inductor's cache folder; it is removed with the artifacts it describes."""
     return Path(cache_dir()) / "k3"
+
+
+def delete_torn_library(error: InductorError) -> str | None:
+    """Delete the library that ``error`` could not load; its name, or None for any other error.
+
+    Inductor lets the C++ compiler write into its cache, so a compile that is killed leaves half a file, which
+    every later start would fail on.
+    """
+    found = re.search(r"(?:ImportError|OSError): (/[^:]*\.so): ", str(error))
+    library = Path(found[1]) if found else None
+    if library is None or not library.is_relative_to(cache_dir()) or not library.exists():
+        return None
+    library.unlink()
+    return library.name

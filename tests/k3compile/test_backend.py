@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from k3compile.passes import pipeline
 from k3compile.passes.remarks import PassResult, Remark
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 
 from k3compile import backend, report
 from k3compile.options import CompileOptions
@@ -251,7 +254,12 @@ def test_an_island_goes_to_another_backend_and_a_graph_with_state_does_not():
 
 @pytest.mark.inductor
 def test_a_graph_with_state_is_compiled_by_inductor_instead_and_says_why():
-    with torch.no_grad():
+    # An earlier run may have left this graph in the machine's cache, and its report elsewhere.
+    without = (
+        inductor_config.patch(fx_graph_cache=False),
+        functorch_config.patch(enable_autograd_cache=False),
+    )
+    with torch.no_grad(), without[0], without[1]:
         compiled(lambda x, y: y.add_(x), inner="aot_eager_decomp_partition")(torch.ones(2), torch.ones(2))
     made = report.latest()
     assert made.inner == "inductor"
@@ -361,3 +369,37 @@ def test_an_error_of_inductor_is_the_users_to_see(monkeypatch):
     with torch.no_grad(), pytest.raises(Exception, match="no such template"):
         compiled(lambda x: x + 1)(torch.ones(2))
     assert report.all() == []
+
+
+TORN = """
+import pathlib, sys, torch
+from k3compile import report
+
+def scaled(x):
+    return (x * 3 + 1).sin()
+
+folder = pathlib.Path(sys.argv[1])
+with torch.no_grad():
+    torch.compile(scaled, backend="k3")(torch.ones(64))
+    libraries = [f for f in folder.rglob("*.main.so")]
+    print(len(libraries), report.latest().notes)
+"""
+
+
+@pytest.mark.inductor
+def test_a_library_that_a_killed_compile_left_torn_is_made_again(tmp_path):
+    """Two starts on one cache; between them the graph is forgotten and its library torn."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+
+    def start():
+        command = [sys.executable, "-c", TORN, str(tmp_path)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    assert start().stdout.startswith("1 ()")
+    (library,) = tmp_path.rglob("*.main.so")
+    library.write_bytes(library.read_bytes()[:100])
+    for cache in ("fxgraph", "aotautograd"):
+        shutil.rmtree(tmp_path / cache)
+    second = start()
+    assert second.returncode == 0, second.stderr
+    assert f"had left {library.name} torn: made again" in second.stdout

@@ -1,7 +1,9 @@
 """The private torch names still are what they were when they were read."""
 
+import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from k3compile import torch_private
 
@@ -81,3 +83,25 @@ def test_guards_are_read_as_text():
     assert any(">" in guard or "<" in guard for guard in seen[0])
     assert torch_private.guards_of(None) == []
     assert counters is not None
+
+
+@pytest.mark.parametrize("words", ["file too short", "invalid ELF header", "cannot read file data"])
+def test_a_torn_library_of_the_cache_is_deleted_and_named(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torn = tmp_path / "ab" / "kernel.main.so"
+    torn.parent.mkdir()
+    torn.write_bytes(b"\x7fELF")
+    error = torch_private.InductorError(ImportError(f"{torn}: {words}"), None)
+    assert torch_private.delete_torn_library(error) == "kernel.main.so"
+    assert not torn.exists()
+    assert torch_private.delete_torn_library(error) is None  # it is gone: another try would change nothing
+
+
+def test_nothing_outside_the_cache_is_deleted(tmp_path):
+    library = tmp_path / "theirs.so"
+    library.write_bytes(b"")
+    assert not library.is_relative_to(cache_dir())
+    error = torch_private.InductorError(ImportError(f"{library}: file too short"), None)
+    assert torch_private.delete_torn_library(error) is None
+    assert torch_private.delete_torn_library(torch_private.InductorError(ValueError("no"), None)) is None
+    assert library.exists()
