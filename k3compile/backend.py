@@ -62,7 +62,7 @@ class Compile:
         self.inner = options.inner
         self.records: list[PassRecord] = []
         self.notes: list[str] = []
-        self.remade: list[str] = []  # libraries of Inductor's cache; once each, or a bad one would loop
+        self.stepped: list[str] = []  # why an earlier try of this compile was given up
         self.graphs: dict[str, str] = {}
         self.passes_ran = False
         self.device = next((t.device.type for t in inputs if isinstance(t, torch.Tensor)), "cpu")
@@ -92,24 +92,23 @@ class Compile:
         try:
             return self.compile()
         except inner.UnsafeForInductor as error:
-            self.notes = [f"compiled with aot_eager: {error}"]
+            self.stepped.append(f"compiled with aot_eager: {error}")
             self.inner = "aot_eager"
         except torch_private.InductorError as error:
             torn = torch_private.delete_torn_library(error)
-            if torn and torn not in self.remade:
-                self.remade.append(torn)
-                self.notes = [
-                    f"a compile that was killed had left {name} torn: made again" for name in self.remade
-                ]
-                self.records, self.graphs, self.passes_ran = [], {}, False
-                return self.compile_or_step_back()
-            if not self.opened:
+            again = f"a compile that was killed had left {torn} torn: made again"
+            if torn and again not in self.stepped:  # once each, or a library that stays bad would loop
+                self.stepped.append(again)
+            elif self.opened:
+                first = str(error).strip().splitlines()[0]
+                self.stepped.append(
+                    f"only pure ops are opened: Inductor cannot compile all of them opened ({first})"
+                )
+                self.opened = False
+            else:
                 raise
-            first = str(error).strip().splitlines()[0]
-            self.notes = [f"only pure ops are opened: Inductor cannot compile all of them opened ({first})"]
-            self.opened = False
-        self.records, self.graphs, self.passes_ran = [], {}, False
-        return self.compile()
+        self.notes, self.records, self.graphs, self.passes_ran = [*self.stepped], [], {}, False
+        return self.compile_or_step_back()
 
     def compile(self) -> Callable[..., Any]:
         """Passes and the inner compiler, on a copy of the graph."""

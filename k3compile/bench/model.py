@@ -21,10 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..forward import compile_forward, null_step
+from ..forward import compile_forward, null_step, unbacked_rows
 from ..options import CompileOptions
+from ..runtime.cache.wipe import clear
 from ..runtime.checkpoint import make_checkpoint
-from ..runtime.model import UNBACKED_SOURCES, DecoderLayer, Model
+from ..runtime.model import DecoderLayer, Model
 from ..runtime.step import Step
 from ..runtime.weights import load_model
 from .limits import MachineLimits, Sample, interleaved, measure, seconds
@@ -143,7 +144,7 @@ def layer_of(mode: str, model: Model, pools: Sequence) -> tuple[Layer, float]:
     )
 
     def warm_up() -> None:
-        with torch.no_grad(), torch.compiler.config.patch(unbacked_sources=UNBACKED_SOURCES):
+        with torch.no_grad(), unbacked_rows():
             model(null_step(model.place.device), pools, layer=layer)
 
     return layer, seconds(warm_up)
@@ -172,17 +173,10 @@ class Passes:
         )
         return self.model(step, self.pools, layer=self.layer)[0]
 
-    def clear(self) -> None:
-        """A request starts from a zero state."""
-        for pool in self.pools:
-            if hasattr(pool, "state"):
-                pool.state[SLOT].zero_()
-                pool.window[SLOT].zero_()
-
     @torch.no_grad()
     def prefill(self) -> Tensor:
         """The whole prompt in one pass."""
-        self.clear()
+        clear(self.pools, [SLOT])
         return self.run(self.tokens, 0)
 
     @torch.no_grad()

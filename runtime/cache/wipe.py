@@ -21,11 +21,16 @@ def apply(pools: Pools, writes: Writes) -> None:
     """Carry out what :meth:`Cache.take_writes` asked, in its order, in every layer."""
     poison(pools, writes.poison_slots, writes.poison_pages)
     if writes.clear_slots:
-        for layer in pools:
-            if isinstance(layer, KdaPools):
-                rows = torch.tensor(writes.clear_slots, device=layer.state.device)
-                layer.state.index_fill_(0, rows, 0.0)
-                layer.window.index_fill_(0, rows, 0.0)
+        clear(pools, writes.clear_slots)
+
+
+def clear(pools: Pools, slots: Sequence[int]) -> None:
+    """Zero the state and the conv window of slots: a request starts from there."""
+    for layer in pools:
+        if isinstance(layer, KdaPools):
+            rows = torch.tensor(slots, device=layer.state.device)
+            layer.state.index_fill_(0, rows, 0.0)
+            layer.window.index_fill_(0, rows, 0.0)
 
 
 def poison(pools: Pools, slots: Sequence[int], pages: Sequence[int]) -> None:
