@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import inner, report, torch_private
 from .dump import dumper
+from .extra_inputs import supplied
 from .features import FEATURES, resolve
 from .fingerprint import fingerprint
 from .opened_ops import open_all
@@ -122,12 +124,18 @@ class Compile:
                 return inner.other(self.inner, gm, self.inputs)
             self.notes.append(f"compiled with inductor, not with {self.inner}: {objection}")
             self.inner = "inductor"
-        self.records += run_passes(gm, pipeline.DYNAMO_PASSES, self.context("dynamo", gm))
+        ctx = self.context("dynamo", gm)
+        self.records += run_passes(gm, pipeline.DYNAMO_PASSES, ctx)
         gm.recompile()
+        inputs = [*self.inputs, *(extra.example for extra in ctx.extra_inputs)]
+        return supplied(self.compile_body(gm, inputs), ctx.extra_inputs)
+
+    def compile_body(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What the inner compiler and the ATen passes make of a Dynamo graph that is ready."""
         if self.inner == "inductor":
             name = None if self.must_run() else self.name
-            return inner.inductor(gm, self.inputs, self.optimise, name, dict(self.options.inductor))
-        return inner.aot(gm, self.inputs, self.optimise, by_node=self.inner == "eager")
+            return inner.inductor(gm, inputs, self.optimise, name, dict(self.options.inductor))
+        return inner.aot(gm, inputs, self.optimise, by_node=self.inner == "eager")
 
     def optimise(self, gm: fx.GraphModule) -> None:
         """The ATen passes and lowering, on one functional graph."""
@@ -155,11 +163,17 @@ class Compile:
             veto=torch_private.bisector_veto,
             verify=self.options.verify,
             on_error=self.options.on_error,
-            fake_mode=torch_private.fake_mode_of([n.meta.get("val") for n in gm.graph.nodes] or self.inputs),
+            fake_mode=self.fake_mode(level, gm),
             clone_graph=torch_private.clone_graph,
             snapshot=partial(snapshot.snapshot, level=level) if self.dump else lambda gm: None,
             on_pass=self.dump,
         )
+
+    def fake_mode(self, level: str, gm: fx.GraphModule) -> FakeTensorMode | None:
+        """That of the graph's values; for a Dynamo graph it is another than the one AOTAutograd will use."""
+        if level == "dynamo":
+            return None
+        return torch_private.fake_mode_of([n.meta.get("val") for n in gm.graph.nodes] or self.inputs)
 
     def must_run(self) -> bool:
         """Whether the passes have to run even where a cache could answer."""

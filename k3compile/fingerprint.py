@@ -21,7 +21,16 @@ from .inner import qualified_name
 from .options import CompileOptions
 from .passes.lower import ranks_of
 
-OWN_FILES = ("backend", "features", "fingerprint", "inner", "opened_ops", "options", "torch_private")
+OWN_FILES = (
+    "backend",
+    "extra_inputs",
+    "features",
+    "fingerprint",
+    "inner",
+    "opened_ops",
+    "options",
+    "torch_private",
+)
 COLLECTIVES = "_c10d_functional::"
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from k3compile.passes.extra_inputs import ExtraInput
 from k3compile.passes.graph import fake_mode_of, infer, remove_dead
 from k3compile.passes.prover import Prover
 from k3compile.passes.remarks import PassRecord, PassResult, Remark
@@ -65,7 +66,7 @@ class Context:
     ``raise`` a PassError or ``fallback`` to the graph as it was before the pass. fake_mode: found on the
     graph's values when None. clone_graph: copies a graph with all that its level keeps on nodes.
     snapshot(gm) is called before and after each pass when on_pass is set, which then gets (name, before,
-    after, seconds).
+    after, seconds). extra_inputs: the placeholders that passes added, in order.
     """
 
     level: Level
@@ -79,6 +80,7 @@ class Context:
     clone_graph: Callable[[fx.Graph], fx.Graph] = copy.deepcopy
     snapshot: Callable[[fx.GraphModule], Any] = lambda gm: None
     on_pass: Callable[[str, Any, Any, float], None] | None = None
+    extra_inputs: list[ExtraInput] = field(default_factory=list)
 
     def may_rewrite(self, name: str) -> bool:
         """Whether pass ``name`` may apply its next rewrite. Asking uses fuel: ask once, last, per rewrite."""
