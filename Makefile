@@ -45,10 +45,10 @@ serve: $(VENV)/.installed $(CHECKPOINT)/config.json
 	$(BIN)/k3 serve $(CHECKPOINT) --host 127.0.0.1 --port $(PORT)
 
 test: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not inductor and not tp and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not inductor and not tp and not browser and not gpu" $(ARGS)
 
 test-slow: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "(slow or inductor or tp) and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "(slow or inductor or tp or browser) and not gpu" $(ARGS)
 
 accept: $(VENV)/.installed-test
 	nohup env OMP_NUM_THREADS=1 K3_ACCEPT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not gpu" $(ARGS) > accept.log 2>&1 &
