@@ -3,7 +3,7 @@
 Importing this package registers every op as ``torch.ops.k3.<name>``.
 """
 
-from . import attn_res, conv, kda, kda_verify, mla, moe, mxfp4, norm, situ
+from . import attn_res, conv, conv_scan, kda, kda_scan, kda_verify, mla, moe, mxfp4, norm, situ
 from .op import OPS, Op, Tolerance, acc
 
 __all__ = [
@@ -13,7 +13,9 @@ __all__ = [
     "acc",
     "attn_res",
     "conv",
+    "conv_scan",
     "kda",
+    "kda_scan",
     "kda_verify",
     "mla",
     "moe",
