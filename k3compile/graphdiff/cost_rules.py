@@ -1,0 +1,217 @@
+"""What one operation reads, writes and computes, by its name: an estimate from sizes, before any fusion.
+
+    views, sizes, asserts            nothing
+    gather, embedding                the rows read, not the table
+    scatter of rows                  the rows written, if the target may be reused (cost.py decides that)
+    a product                        2 M N K floating point operations
+    a k3 op with pools               the slots it touches, not the pool
+    anything else                    its tensors once, one operation an element
+
+Data decides some sizes: pages in use, experts chosen. Those are upper bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import sympy
+
+from .sizes import Size, bytes_of, entry_bytes, numel, shape
+
+FREE = {
+    "operator.getitem", "aten._assert_scalar.default", "aten._assert_async.msg",
+    "aten._local_scalar_dense.default",
+    "aten.sym_size.int", "aten.sym_numel.default", "aten.sym_stride.int", "aten.sym_storage_offset.default",
+    "aten.view.default", "aten._unsafe_view.default", "aten.alias.default", "aten.detach.default",
+    "aten.slice.Tensor", "aten.select.int", "aten.unbind.int", "aten.t.default", "aten.transpose.int",
+    "aten.permute.default", "aten.expand.default", "aten.unsqueeze.default", "aten.squeeze.dim",
+    "aten.squeeze.default", "aten.as_strided.default", "aten.split.Tensor", "aten.split_with_sizes.default",
+    "aten.diagonal.default", "aten.unfold.default", "aten.view_as_real.default",
+    "aten.lift_fresh_copy.default",
+    "_c10d_functional.wait_tensor.default",
+}  # fmt: skip
+EMPTY = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty_strided")
+ROWS_READ = (
+    "aten.index_select",
+    "aten.index.",
+    "aten._unsafe_index.",
+    "aten.embedding",
+    "aten.gather",
+    "aten.take",
+)
+COLLECTIVES = "_c10d_functional."
+
+
+class Call(NamedTuple):
+    """One node: its op's name, its arguments as snapshot values (tensors) or plain ones, and its results."""
+
+    target: str
+    args: tuple[Any, ...]
+    named: Mapping[str, Any]
+    results: tuple[Mapping[str, Any], ...]
+
+    @property
+    def tensors(self) -> list[Mapping[str, Any]]:
+        """Every tensor among the arguments."""
+        found: list[Mapping[str, Any]] = []
+        todo: list[Any] = [*self.args, *self.named.values()]
+        while todo:
+            one = todo.pop(0)
+            if isinstance(one, Mapping) and "shape" in one:
+                found.append(one)
+            elif isinstance(one, (list, tuple)):
+                todo = [*one, *todo]
+        return found
+
+    def get(self, place: int, name: str) -> Any:
+        """An argument by name, or by its place where the graph gives it by place."""
+        return (
+            self.named[name] if name in self.named else self.args[place] if place < len(self.args) else None
+        )
+
+
+class Work(NamedTuple):
+    """What a call does. Bytes and operations are sympy expressions or integers; results are not counted."""
+
+    read: Size = 0
+    written: Size | None = None  # None: all of the results
+    flops: Size = 0
+    launches: int = 1
+    collectives: int = 0
+    collective_bytes: Size = 0
+
+
+def work_of(call: Call) -> Work:
+    """The work of one call that is not free."""
+    name = call.target.removesuffix(".default")
+    if (rule := RULES.get(name)) is not None:
+        return rule(call)
+    if name.startswith(COLLECTIVES):
+        moved = sum((bytes_of(t) for t in call.tensors), 0)
+        return Work(read=moved, collectives=1, collective_bytes=moved)
+    if any(call.target.startswith(prefix) for prefix in ROWS_READ):
+        rows = sum((bytes_of(t) for t in call.results), 0)
+        return Work(read=rows + sum((bytes_of(t) for t in call.tensors[1:]), 0))
+    if call.target.startswith(EMPTY):
+        return Work(written=0, launches=0)
+    return elementwise(call)
+
+
+def elementwise(call: Call) -> Work:
+    """Every tensor read once, one operation for each element of the largest one."""
+    read = sum((bytes_of(t) for t in call.tensors), 0)
+    sizes = [numel(t) for t in (*call.results, *call.tensors[:1])]
+    return Work(read=read, flops=largest(sizes))
+
+
+def largest(sizes: list[Size]) -> Size:
+    """The largest of some sizes; of symbolic ones, that which is the largest where every symbol is large."""
+
+    def weight(s: Size) -> int:
+        return s if isinstance(s, int) else int(s.subs(dict.fromkeys(s.free_symbols, 1009)))
+
+    return max(sizes, key=weight, default=0)
+
+
+def product(left: int, right: int) -> Callable[[Call], Work]:
+    """A matrix product of the tensors at two places: 2 x rows x columns x inner."""
+
+    def rule(call: Call) -> Work:
+        a, result = call.args[left], call.results[0]
+        inner = shape(a)[-1]
+        return Work(read=sum((bytes_of(t) for t in call.tensors), 0), flops=2 * numel(result) * inner)
+
+    return rule
+
+
+def attention(call: Call) -> Work:
+    """Scaled dot product attention over q [.., Tq, d], k [.., Tk, d], v [.., Tk, e], unmasked."""
+    q, k, v = call.args[:3]
+    rows = prod(shape(q)[:-1], start=1)
+    flops = 2 * rows * shape(k)[-2] * (shape(q)[-1] + shape(v)[-1])
+    return Work(read=sum((bytes_of(t) for t in call.tensors), 0), flops=flops)
+
+
+def delta_rule(call: Call) -> Work:
+    """A KDA op: its inputs once, the states of its slots read and (prefill) written; 7 V K H a token."""
+    inputs = [call.get(place, name) for place, name in enumerate(("q", "k", "v", "g", "beta"))]
+    q, k, v, g, _ = inputs
+    tokens, heads, keys = shape(q)
+    states = slot_bytes(call.get(5, "state"), call.get(6, "slots"))
+    written = sum((bytes_of(t) for t in (v, k, g)), 0) if "verify" in call.target else states
+    read = sum((bytes_of(t) for t in inputs), 0) + states
+    return Work(read, bytes_of(v) + written, 7 * tokens * heads * keys * shape(v)[-1])
+
+
+def short_conv(call: Call) -> Work:
+    """Four taps a channel; the windows of its slots read, and moved unless it is the verify form."""
+    x, weight = call.get(0, "x"), call.get(1, "weight")
+    windows, rows = slot_bytes(call.get(2, "window"), call.get(3, "slots")), bytes_of(x)
+    moved = rows if "verify" in call.target else windows
+    return Work(rows + windows + bytes_of(weight), rows + moved, 9 * numel(x))
+
+
+def slot_bytes(pool: Mapping[str, Any], slots: Mapping[str, Any]) -> Size:
+    """Bytes of the entries of ``pool`` that ``slots`` names."""
+    return entry_bytes(pool) * shape(slots)[0]
+
+
+def mla_write(call: Call) -> Work:
+    """The latents of this step's tokens."""
+    rows = bytes_of(call.get(0, "latent"))
+    return Work(rows, rows)
+
+
+def mla_attend(call: Call) -> Work:
+    """Every page of the table, an upper bound: the last page of a request is partly filled."""
+    q, kv_b, pages, table = call.args[:4]
+    seen = shape(table)[1] * shape(pages)[1]  # positions of one request
+    read = entry_bytes(pages) * numel(table)
+    width = shape(q)[2] + shape(call.results[0])[2]
+    absorbed = 2 * numel(kv_b) * shape(q)[0]
+    return Work(
+        read + bytes_of(q) + bytes_of(kv_b), None, 2 * shape(q)[0] * shape(q)[1] * seen * width + absorbed
+    )
+
+
+def experts(call: Call) -> Work:
+    """The chosen experts once each, an upper bound: tokens may agree. 6 I L a token and expert."""
+    z, ids, first, *rest = call.args
+    chosen = numel(ids)
+    weights = [t for t in (first, *rest) if isinstance(t, Mapping)]
+    most = sympy.Min(chosen, shape(first)[0])
+    read = sum((entry_bytes(w) for w in weights), 0) * most
+    return Work(bytes_of(z) + bytes_of(ids) + read, None, 6 * chosen * shape(first)[1] * shape(z)[-1])
+
+
+def latent_tail(call: Call) -> Work:
+    """Finalize, norm, up-projection, shared add; both sums over ranks where there is a group."""
+    rows, weights, _, _, up, shared, _, group = call.args
+    tokens, latent, width = shape(weights)[0], shape(rows)[1], shape(up)[0]
+    moved = bytes_of(shared) + entry_bytes(rows) * tokens if group else 0
+    flops = 2 * numel(rows) + 2 * tokens * latent * width + 5 * tokens * latent
+    read = sum((bytes_of(t) for t in call.tensors), 0)
+    return Work(read, None, flops, 1, 2 if group else 0, moved)
+
+
+RULES: dict[str, Callable[[Call], Work]] = {
+    "aten.mm": product(0, 1),
+    "aten.bmm": product(0, 1),
+    "aten.linear": product(0, 1),
+    "aten.addmm": product(1, 2),
+    "aten.baddbmm": product(1, 2),
+    "aten.scaled_dot_product_attention": attention,
+    **{
+        f"k3.{name}{form}": delta_rule
+        for name in ("kda_prefill", "kda_verify")
+        for form in ("", "_into", "_export", "_export_into")
+    },
+    **{f"k3.{name}": short_conv for name in ("short_conv", "short_conv_verify", "short_conv_export")},
+    "k3.mla_write": mla_write,
+    "k3.mla_attend": mla_attend,
+    "k3.experts_unfinalized": experts,
+    "k3.experts_unfinalized_dense": experts,
+    "k3.latent_tail": latent_tail,
+}
