@@ -36,6 +36,7 @@ class Report:
     compiler without our passes, for ``reason``). features: their settings. records: passes in order,
     Dynamo's first. notes: what else the user should know. graphs: digest of the graph by stage. seconds:
     wall time of the compile, passes included. sources: the user's line behind each node of Dynamo's graph.
+    generated: launches and allocations in the code Inductor made of each body (:mod:`generated`).
     """
 
     key: str
@@ -49,6 +50,7 @@ class Report:
     seconds: float = 0.0
     sources: tuple[str | None, ...] = ()
     torch: str = ""
+    generated: tuple[dict[str, int], ...] = ()
 
     @property
     def remarks(self) -> list[Remark]:
@@ -89,8 +91,8 @@ class Report:
             raise ValueError(f"not a {SCHEMA} report")
         fields = {k: v for k, v in data.items() if k != "schema"}
         fields["records"] = tuple(PassRecord.from_json(r) for r in data["records"])
-        for name in ("notes", "sources"):
-            fields[name] = tuple(data[name])
+        for name in ("notes", "sources", "generated"):
+            fields[name] = tuple(data.get(name, ()))
         fields["graphs"] = tuple((stage, name) for stage, name in data["graphs"])
         return cls(**fields)
 
@@ -103,6 +105,8 @@ class Report:
         for record in self.records:
             lines.append(f"  {record.name}: {record.nodes_before} -> {record.nodes_after} nodes")
             lines += [f"    {line}" for line in folded(record.remarks)]
+        for found in self.generated:
+            lines.append("  generated code: " + ", ".join(f"{n} {what}" for what, n in found.items()))
         return "\n".join(lines)
 
 

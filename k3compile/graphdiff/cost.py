@@ -10,6 +10,7 @@ reused where nothing else reads the old value, as inner compilers do, and copied
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ SCATTERS = (
     "aten.scatter.",
 )
 FUNCTIONALIZED = "auto_functionalized"
+SYMBOL = re.compile(r"[a-z]+\d+")
 
 
 def cost(snapshot: Mapping[str, Any]) -> Cost:
@@ -231,8 +233,8 @@ def measures(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         if node["op"] == "placeholder":
             for tensor in tensors_of(node["value"]):
                 for dim, n in enumerate(tensor["shape"]):
-                    if isinstance(n, str) and n.isalnum():
+                    if isinstance(n, str) and SYMBOL.fullmatch(n):
                         found.setdefault(n, f"{node['name']}.{dim}")
-        elif isinstance(node["value"], Mapping) and node["value"].get("sym", "-").isalnum():
+        elif isinstance(node["value"], Mapping) and SYMBOL.fullmatch(node["value"].get("sym", "")):
             found.setdefault(node["value"]["sym"], node["name"])  # read from data
     return found
