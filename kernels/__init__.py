@@ -3,7 +3,21 @@
 Importing this package registers every op as ``torch.ops.k3.<name>``.
 """
 
-from . import attn_res, conv, conv_scan, kda, kda_scan, kda_verify, mla, moe, mxfp4, norm, situ
+from . import (
+    attn_res,
+    conv,
+    conv_export,
+    conv_scan,
+    kda,
+    kda_export,
+    kda_scan,
+    kda_verify,
+    mla,
+    moe,
+    mxfp4,
+    norm,
+    situ,
+)
 from .op import OPS, Op, Tolerance, acc
 
 __all__ = [
@@ -13,8 +27,10 @@ __all__ = [
     "acc",
     "attn_res",
     "conv",
+    "conv_export",
     "conv_scan",
     "kda",
+    "kda_export",
     "kda_scan",
     "kda_verify",
     "mla",

@@ -7,7 +7,7 @@ T token rows, R requests, H heads, K and V key and value channels, S slots; ``cu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -18,6 +18,7 @@ from .kda_chunk import (
     BLOCK_ELEMENTS,
     CHUNK,
     SUB,
+    BeforeChunk,
     Inputs,
     advance,
     blocks,
@@ -127,8 +128,19 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
         yield *args, v.new_full((len(v) + 5, *v.shape[1:]), 7.0), 2
 
 
-def forward(inputs: Inputs, state: Tensor, slots: Tensor, bounds: list[int], out: Tensor, start: int) -> None:
-    """All rows, grouped by length: one step, one sub-chunk, whole chunks."""
+def forward(
+    inputs: Inputs,
+    state: Tensor,
+    slots: Tensor,
+    bounds: list[int],
+    out: Tensor,
+    start: int,
+    watch: Callable[[list[int]], BeforeChunk] | None = None,
+) -> None:
+    """All rows, grouped by length: one step, one sub-chunk, whole chunks.
+
+    watch(rows): what to call before each chunk of those rows, of two tokens or more, longest first.
+    """
     lengths = [end - begin for begin, end in pairwise(bounds)]
     by_length = sorted(range(len(lengths)), key=lambda r: -lengths[r])
     place = slots.tolist()
@@ -150,6 +162,7 @@ def forward(inputs: Inputs, state: Tensor, slots: Tensor, bounds: list[int], out
                 size,
                 out,
                 start,
+                watch(some) if watch else None,
             )
 
 
@@ -160,20 +173,23 @@ def whole_rows(
     begins: list[int],
     lengths: list[int],
     size: int,
-    out: Tensor,
+    out: Tensor | None,
     start: int,
+    watch: BeforeChunk | None = None,
 ) -> None:
-    """Rows of several tokens, longest first, in chunks of ``size``."""
+    """Rows of several tokens, longest first, in chunks of ``size``; ``out`` None when only states matter."""
     states, heads = borrow(state, slots), state.shape[1]
     for part in blocks(begins, lengths, size, heads * state.shape[3], state):
-        scatter(sweep(local(inputs, part, state.dtype), part.steps, heads, states), part, out, start)
+        o = sweep(local(inputs, part, state.dtype), part.steps, heads, states, watch)
+        if out is not None:
+            scatter(o, part, out, start)
     give_back(state, slots, states)
 
 
 def one_step(
-    inputs: Inputs, state: Tensor, slots: list[int], tokens: list[int], out: Tensor, start: int
+    inputs: Inputs, state: Tensor, slots: list[int], tokens: list[int], out: Tensor | None, start: int
 ) -> None:
-    """One token each, without a chunk."""
+    """One token each, without a chunk; ``out`` None when only the states matter."""
     rows, wide, heads = len(slots), state.dtype, state.shape[1]
     if rows == 1:
         picked = [x[tokens[0]].to(wide) for x in inputs]  # [H, *]
@@ -188,6 +204,8 @@ def one_step(
     o = torch.addcmul(seen[:, 1], u, (k * q).sum(1, keepdim=True))
     advance(states, decay, u.unsqueeze(1), k.unsqueeze(1))
     give_back(state, slots, states)
+    if out is None:
+        return
     if rows == 1:
         out[tokens[0] + start] = o
     else:

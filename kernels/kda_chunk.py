@@ -17,7 +17,7 @@ B is chunks x heads, C tokens of a chunk, n sub-chunks, K and V key and value ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ MAX_EXPONENT = 80.0  # 16 steps at the model's bound of -5
 IN_PLACE_ELEMENTS = 1 << 14  # from this size of a state on, a copy costs more than separate calls
 BLOCK_ELEMENTS = 1 << 17  # one key tensor of what is worked on together: it should stay in cache
 FLOOR = {torch.float32: -104.0, torch.float64: -746.0}  # exp is 0 from there on
+BeforeChunk = Callable[[list[Tensor]], None]  # given the states of the rows, see borrow
 
 
 class Inputs(NamedTuple):
@@ -119,12 +120,14 @@ def solve(both: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Local:
     batch, subs, _, width = g.shape
     size = subs * SUB
     decays = torch.matmul(partial_sums(g), g)  # [B, n, 48, K]
-    steep = bool((decays[:, :, SUB - 1] < -MAX_EXPONENT).any())
+    steep = (decays[:, :, SUB - 1] < -MAX_EXPONENT).flatten(1).any(1).nonzero().flatten()
     decays.exp_()
     inner, outer, middle = decays[:, :, :SUB], decays[:, :, SUB : 2 * SUB], decays[:, :, 2 * SUB :]
     step = inner[:, :, -1]  # [B, n, K]
     rows, ends = both * inner.unsqueeze(2), both[:, :, 1] * outer
-    near = diagonal_steep(both, g) if steep else diagonal(both, middle)
+    near = diagonal(both, middle)
+    if len(steep):  # these alone: the bits of a chunk must not depend on its neighbours
+        near[steep] = diagonal_steep(both[steep], g[steep])
     of_both = scores(rows.view(batch, subs, 2 * SUB, width), ends, step, near)  # [B, 2, C, C]
     if subs > 1:
         rows[:, 1:] *= step[:, :-1].cumprod(1)[:, :, None, None]
@@ -205,11 +208,19 @@ def forward_substitution(lower: Tensor, right: Tensor) -> Tensor:
     return out
 
 
-def sweep(local: Local, steps: list[int], heads: int, states: list[Tensor]) -> Tensor:
-    """Carry the states of the rows through the block in place -> o [B, C, V]."""
+def sweep(
+    local: Local,
+    steps: list[int],
+    heads: int,
+    states: list[Tensor],
+    watch: BeforeChunk | None = None,
+) -> Tensor:
+    """Carry the states of the rows through the block in place -> o [B, C, V]; ``watch`` sees them before."""
     out = torch.empty_like(local.corrections)
     begin = 0
     for rows in steps:
+        if watch is not None:
+            watch(states)
         part = slice(begin, begin + rows * heads)
         here = states[:rows] if len(states) > 1 else [states[0][: rows * heads]]
         o, u = apply(Local(*(x[part] for x in local)), here)
