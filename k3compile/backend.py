@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from . import inner, report, torch_private
+from . import inner, islands, report, torch_private
 from .dump import dumper
 from .extra_inputs import supplied
 from .features import FEATURES, resolve
@@ -117,13 +117,6 @@ class Compile:
         gm = torch_private.clone_dynamo_graph(self.gm)
         if self.opened:
             self.open(gm)
-        if self.inner not in ("inductor", "aot_eager", "eager"):
-            objection = inner.island_objection(gm)
-            if objection is None:
-                self.note_passes_skipped()
-                return inner.other(self.inner, gm, self.inputs)
-            self.notes.append(f"compiled with inductor, not with {self.inner}: {objection}")
-            self.inner = "inductor"
         ctx = self.context("dynamo", gm)
         self.records += run_passes(gm, pipeline.DYNAMO_PASSES, ctx)
         gm.recompile()
@@ -150,6 +143,8 @@ class Compile:
         lower = Lower(fuses, providers, table)
         self.records += run_passes(gm, (lower,), replace(ctx, on_error="raise"))
         self.graphs["lowered"] = snapshot.digest(snapshot.snapshot(gm))
+        if islands.compiler_of(self.inner):
+            self.records += run_passes(gm, (islands.islands(self.inner, self.options.on_error),), ctx)
         added = torch_private.guards_of(ctx.fake_mode)[len(guards) :]
         self.notes += [f"a pass added the guard {guard}" for guard in added]
 
@@ -191,6 +186,9 @@ class Compile:
         """What the inner compiler alone makes of ``gm``."""
         if self.inner == "inductor":
             compiled = torch_private.compile_with_inductor(gm, self.inputs, dict(self.options.inductor))
+        elif islands.compiler_of(self.inner):
+            compiled = inner.other("aot_eager", gm, self.inputs)
+            self.notes.append("no islands are taken of a graph without passes: compiled with aot_eager")
         else:
             compiled = inner.other(self.inner, gm, self.inputs)
         self.passes_ran = True  # there are none: no stored report would say more
@@ -198,10 +196,6 @@ class Compile:
 
     def keep(self, made: report.Report) -> report.Report:
         return report.keep(made, torch_private.cache_folder(), self.options.report)
-
-    def note_passes_skipped(self) -> None:
-        self.notes.append(f"{self.inner} takes Dynamo's graph: the ATen passes were not run")
-        self.passes_ran = True
 
     def make_report(self) -> report.Report:
         """This compile's report, or the stored one where a cache answered."""

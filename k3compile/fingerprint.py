@@ -27,6 +27,7 @@ OWN_FILES = (
     "features",
     "fingerprint",
     "inner",
+    "islands",
     "opened_ops",
     "options",
     "torch_private",

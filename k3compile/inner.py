@@ -3,21 +3,19 @@
     inductor      AOTAutograd, [passes], Inductor             caches keep the result
     aot_eager     AOTAutograd, [passes], generated Python     mutating ops write in place (passes/in_place.py)
     eager         the same, run node by node: an error names the line of the model that made the node
-    any other     Dynamo's graph, for graphs without state, collectives and k3 ops
+    any other     as aot_eager, but islands of the graph are given to another compiler (islands.py)
 
 Passes see only inference graphs: AOTAutograd alone knows which those are.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from .passes.graph import IN_PLACE_OPERATORS
 from .passes.in_place import unsafe_views, write_in_place
 from .torch_private import (
     CustomInferenceAwareGraphPass,
@@ -118,22 +116,6 @@ def other(name: str, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[...,
     return registered_backend(name)(gm, inputs)
 
 
-def island_objection(gm: fx.GraphModule) -> str | None:
-    """Why a Dynamo graph cannot go to a compiler that knows neither state nor collectives nor our ops."""
-    for node in gm.graph.nodes:
-        if node.op not in ("call_function", "call_method"):
-            continue
-        target = node.target
-        name = qualified_name(target)
-        if name.startswith("k3::"):
-            return f"it calls {name}"
-        if name.startswith(("_c10d_functional::", "c10d::")):
-            return f"it calls the collective {name}"
-        if writes(node, name):
-            return f"it writes in place ({name})"
-    return None
-
-
 def qualified_name(target: Any) -> str:
     """``k3::rms_norm`` for ops, else the function's or method's name."""
     if isinstance(target, torch._ops.OpOverload):
@@ -141,14 +123,3 @@ def qualified_name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverloadPacket):
         return target._qualified_op_name
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
-
-
-def writes(node: fx.Node, name: str) -> bool:
-    """Whether a Dynamo node changes a tensor: by schema, by torch's trailing underscore, or by ``out``."""
-    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-        return True
-    if node.target in IN_PLACE_OPERATORS and node.target is not operator.delitem:
-        return True
-    last = name.rsplit("::", 1)[-1]
-    in_place_name = last.endswith("_") and not last.endswith("__")
-    return in_place_name or node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True

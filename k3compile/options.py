@@ -27,8 +27,8 @@ class CompileOptions:
 
     features: a reference point (``default``, ``all``, ``baseline``, ``plain``), a feature, or a tuple.
     inner: what makes the callable: ``inductor``, ``aot_eager`` (generated Python), ``eager`` (node by node,
-    errors name the model's line), or another registered Dynamo backend for graphs without state, collectives
-    and k3 ops. lower: ``auto``, or {op: provider}, which is obeyed or the compile raises; providers are
+    errors name the model's line), or another registered Dynamo backend, which gets the islands of the graph
+    (``islands:inductor`` and so on for the first three). lower: ``auto``, or {op: provider}, which is obeyed or the compile raises; providers are
     ``meaning``, ``open`` and the op's implementations. verify: ``off``, ``static``. on_error: what a failing
     pass does, ``raise`` or ``fallback`` to the graph before it. require: {pass: applied sites}, for each
     graph that has sites of that pass, or the compile raises. disable: passes not to run. range_source: how
@@ -151,9 +151,16 @@ def check_features(options: CompileOptions) -> str | None:
 def check_inner(options: CompileOptions) -> str | None:
     if options.inner in INNERS:
         return None
+    if not isinstance(options.inner, str):
+        return one_of("inner", *INNERS)(options)
     from torch._dynamo import list_backends
 
-    if options.inner != "k3" and options.inner in list_backends(exclude_tags=()):
+    from .islands import PREFIX, REGISTERED_BY, absent
+
+    name = options.inner.removeprefix(PREFIX)
+    if name in REGISTERED_BY:
+        return absent(options.inner)
+    if name != "k3" and name in list_backends(exclude_tags=()):
         return None
     shown = [n for n in (*INNERS, *list_backends()) if n != "k3"]  # those meant for users
     return one_of("inner", *dict.fromkeys(shown))(options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,11 @@ __all__ = [
     "decompositions_of_inductor",
     "delete_torn_library",
     "fake_mode_of",
+    "fresh_tracing",
     "guards_of",
     "min_cut_partition",
     "registered_backend",
+    "size_hints",
     "version_objection",
 ]
 
@@ -81,6 +84,20 @@ def clone_graph(graph: fx.Graph) -> fx.Graph:
 def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
     """The fake mode of the compile in progress."""
     return detect_fake_mode(values)
+
+
+def fresh_tracing(values: Sequence[Any]) -> AbstractContextManager[Any]:
+    """A compile within the compile, on the same fake mode, that leaves the outer one's notes alone."""
+    from torch._guards import TracingContext, tracing
+
+    return tracing(TracingContext(detect_fake_mode(values)))
+
+
+def size_hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
+    """The sizes of the example the graph was traced with; no guard is made."""
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+    return [size if isinstance(size, int) else optimization_hint(size) for size in sizes]
 
 
 def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Callable:

@@ -10,8 +10,6 @@ import pytest
 import torch
 from k3compile.passes import pipeline
 from k3compile.passes.remarks import PassResult, Remark
-from torch._functorch import config as functorch_config
-from torch._inductor import config as inductor_config
 
 from k3compile import backend, report
 from k3compile.options import CompileOptions
@@ -242,30 +240,6 @@ def test_a_dump_holds_every_pass_before_and_after(monkeypatch, tmp_path):
     assert "aten.index_select" in before.read_text()
     assert "aten.index_select" not in after.read_text()
     json.loads(before.with_suffix(".json").read_text())
-
-
-def test_an_island_goes_to_another_backend_and_a_graph_with_state_does_not():
-    with torch.no_grad():
-        compiled(lambda x: x.sin(), inner="aot_eager_decomp_partition")(torch.ones(2))
-        made = report.latest()
-        assert made.inner == "aot_eager_decomp_partition"
-        assert "the ATen passes were not run" in made.notes[0]
-
-
-@pytest.mark.inductor
-def test_a_graph_with_state_is_compiled_by_inductor_instead_and_says_why():
-    # An earlier run may have left this graph in the machine's cache, and its report elsewhere.
-    without = (
-        inductor_config.patch(fx_graph_cache=False),
-        functorch_config.patch(enable_autograd_cache=False),
-    )
-    with torch.no_grad(), without[0], without[1]:
-        compiled(lambda x, y: y.add_(x), inner="aot_eager_decomp_partition")(torch.ones(2), torch.ones(2))
-    made = report.latest()
-    assert made.inner == "inductor"
-    assert made.notes == (
-        "compiled with inductor, not with aot_eager_decomp_partition: it writes in place (add_)",
-    )
 
 
 @pytest.mark.inductor
