@@ -73,7 +73,8 @@ class PassResult:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One pass over one graph as the runner saw it. seconds is wall time of the pass and its clean-up."""
+    """One pass over one graph as the runner saw it. seconds is wall time of the pass and its clean-up,
+    cpu_seconds what this process computed in it."""
 
     name: str
     seconds: float
@@ -81,6 +82,7 @@ class PassRecord:
     remarks: tuple[Remark, ...]
     nodes_before: int
     nodes_after: int
+    cpu_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers."""

@@ -111,7 +111,7 @@ def run_one(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassRecord:
     count = len(gm.graph.nodes)
     before = ctx.snapshot(gm) if ctx.on_pass else None
     pristine = ctx.clone_graph(gm.graph) if ctx.on_error == "fallback" else None
-    started = time.perf_counter()
+    started, began = time.perf_counter(), time.process_time()
     try:
         result = checked(gm, one, ctx)
     except Exception as error:  # whatever a pass does wrong, the user's program still has to run
@@ -121,10 +121,10 @@ def run_one(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassRecord:
         reason = f"failed and was undone: {type(error).__name__}: {error}"
         result = PassResult(False, (Remark(one.name, "note", "", "", reason),))
     gm.recompile()
-    seconds = time.perf_counter() - started
+    seconds, busy = time.perf_counter() - started, time.process_time() - began
     if ctx.on_pass:
         ctx.on_pass(one.name, before, ctx.snapshot(gm), seconds)
-    return PassRecord(one.name, seconds, result.changed, result.remarks, count, len(gm.graph.nodes))
+    return PassRecord(one.name, seconds, result.changed, result.remarks, count, len(gm.graph.nodes), busy)
 
 
 def checked(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassResult:
