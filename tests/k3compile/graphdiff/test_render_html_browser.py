@@ -23,7 +23,7 @@ SEARCH = """() => new Promise((done) => {
 })"""
 SHIFTS = """() => new Promise((done) => {
   let sum = 0;
-  const watch = new PerformanceObserver((seen) => { for (const entry of seen.getEntries()) sum += entry.value; });
+  const watch = new PerformanceObserver((seen) => seen.getEntries().forEach((e) => { sum += e.value; }));
   watch.observe({ type: "layout-shift", buffered: true });
   setTimeout(() => done(sum), 300);
 })"""
