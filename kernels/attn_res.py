@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .norm import rms_norm
 from .op import acc_of, op
 from .samples import Draw
 
@@ -51,3 +52,54 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
         yield draw.normal(tokens, 24), draw.normal(blocks, tokens, 24), draw.normal(24), draw.normal(24), 1e-5
     bank = draw.normal(4, 9, 24)
     yield bank[3, 2:7], bank[:3, 2:7], draw.normal(24), draw.normal(24), 1e-5
+
+
+@op()
+def mix_rms_norm(
+    p: Tensor, blocks: Tensor, norm_w: Tensor, proj_w: Tensor, eps: float, w: Tensor, out_eps: float
+) -> Tensor:
+    """rms_norm(attn_res_mix(p, blocks, norm_w, proj_w, eps), w, out_eps): the input of a layer.  -> [T, D]"""
+    return rms_norm.meaning(attn_res_mix.meaning(p, blocks, norm_w, proj_w, eps), w, out_eps)
+
+
+@mix_rms_norm.fake
+def _(
+    p: Tensor, blocks: Tensor, norm_w: Tensor, proj_w: Tensor, eps: float, w: Tensor, out_eps: float
+) -> Tensor:
+    return p.new_empty(p.shape)
+
+
+@mix_rms_norm.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for p, blocks, *gains, eps in attn_res_mix.each_sample(dtype):
+        yield p, blocks, *gains, eps, draw.normal(p.shape[1]), 1e-6
+
+
+@op()
+def add_mix_rms_norm(
+    p: Tensor,
+    a: Tensor,
+    blocks: Tensor,
+    norm_w: Tensor,
+    proj_w: Tensor,
+    eps: float,
+    w: Tensor,
+    out_eps: float,
+) -> tuple[Tensor, Tensor]:
+    """The running sum s = p + a [T, D] and mix_rms_norm of it [T, D]: from attention to feed-forward."""
+    s = p + a
+    return s, mix_rms_norm.meaning(s, blocks, norm_w, proj_w, eps, w, out_eps)
+
+
+@add_mix_rms_norm.fake
+def _(p, a, blocks, norm_w, proj_w, eps, w, out_eps) -> tuple[Tensor, Tensor]:
+    s = p + a
+    return s, p.new_empty(p.shape)
+
+
+@add_mix_rms_norm.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for p, *rest in mix_rms_norm.each_sample(dtype):
+        yield p, draw.normal(*p.shape), *rest

@@ -38,6 +38,27 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
 
 
 @op()
+def add_rms_norm(x: Tensor, r: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum that goes on and its norm: s = x + r, rms_norm(s, w, eps).  x, r [..., D], w [D] -> like x."""
+    s = x + r
+    return s, rms_norm.meaning(s, w, eps)
+
+
+@add_rms_norm.fake
+def _(x: Tensor, r: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    s = x + r
+    return s, torch.empty_like(s)
+
+
+@add_rms_norm.samples
+def _(dtype: torch.dtype) -> Iterator[tuple]:
+    draw = Draw(dtype)
+    for tokens in (0, 1, 7):
+        yield draw.normal(tokens, 24), draw.normal(tokens, 24), draw.normal(24), 1e-5
+    yield draw.normal(5, 48)[:, 8:40], draw.normal(5, 32), draw.normal(32), 1e-6
+
+
+@op()
 def l2_norm(x: Tensor, scale: float) -> Tensor:
     """x / |x| * scale over the last dimension, 1e-6 inside the root.  x [..., K] -> like x."""
     wide = acc_of(x)

@@ -9,14 +9,16 @@ partial match.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from k3compile.passes.graph import emit, op_name, positions, value
+from k3compile.passes.graph import emit, op_name, positions, tensor, value
 from k3compile.passes.match import Match, NearMiss, Pattern, match_at
+from k3compile.passes.prover import Size, expr
 from k3compile.passes.remarks import PassResult, Proof, Remark
 from k3compile.passes.runner import Context, Keeps, Level
 from k3compile.passes.source import location
@@ -121,12 +123,29 @@ def attempt(name: str, rewrite: Rewrite, site: Site) -> Remark:
     node, op, source = site.anchor.name, op_name(site.anchor), location(site.anchor)
     where = str(source) if source else None
     objection = refusal(rewrite, site) or rewrite.objection(site)
+    saved = None if objection else expected(rewrite, site)
     if objection is None:
         objection = apply(name, rewrite, site)
     if objection is not None:
         return Remark(name, "missed", node, op, objection, rewrite.name, where)
     proof = Proof("the results look the same", "construction", "sizes, strides, dtype and device")
-    return Remark(name, "applied", node, op, rewrite.name, "", where, (proof,))
+    return Remark(name, "applied", node, op, rewrite.name, "", where, (proof,), expected=saved)
+
+
+def expected(rewrite: Rewrite, site: Site) -> dict[str, int | str]:
+    """What a match saves before fusion: calls, and what passed between them through memory."""
+    pattern = site.match.pattern
+    calls = [node for node in rewrite.substitute.nodes if node.op == "call_function"]
+    launches = sum(node.target is not operator.getitem for node in calls) - len(pattern.calls)
+    bytes_: Size = 0
+    for p in pattern.calls:
+        found = tensor(site.match.bound[p])
+        reads = sum(user in pattern.calls for user in p.users)
+        if found is not None and reads:
+            written = p not in pattern.outputs
+            bytes_ = bytes_ - found.numel() * found.element_size() * (reads + written)
+    gone = len(pattern.calls) - len(pattern.outputs)
+    return {"launches": launches, "bytes": str(expr(bytes_)), "allocations": -gone} if gone else {}
 
 
 def refusal(rewrite: Rewrite, site: Site) -> str | None:
@@ -134,8 +153,9 @@ def refusal(rewrite: Rewrite, site: Site) -> str | None:
     if (outside := site.match.outside_user()) is not None:
         return f"{op_name(outside[0])} {outside[0].name} has another user: {outside[1].name}"
     place = positions(site.anchor.graph)
+    inside = {site.match.bound[p] for p in site.match.pattern.calls}
     for output in site.match.outputs:
-        if any(place[user] < place[site.anchor] for user in output.users):
+        if any(place[user] < place[site.anchor] for user in output.users if user not in inside):
             return f"{output.name} is read before the pattern is complete"
     return None
 
