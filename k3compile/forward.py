@@ -32,6 +32,7 @@ from .report import Report
 from .runtime.cache.pools import KdaPools, MlaPools
 from .runtime.model import UNBACKED_SOURCES, DecoderLayer, Model
 from .runtime.step import Step
+from .torch_private import probe_processor
 
 log = logging.getLogger(__name__)
 Pools = Sequence[KdaPools | MlaPools]
@@ -44,6 +45,7 @@ class LayerCompiler:
     def __init__(self, options: CompileOptions) -> None:
         if options.inner == "inductor":
             options = replace(options, inductor=SERVING | dict(options.inductor))
+            probe_processor()
         self.options = options
         self.reports: list[Report] = []  # one a graph, in the order of compilation
         self._forward = torch.compile(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch._inductor.exc import InductorError
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+_probes: list[threading.Thread] = []
 READ_IN = (2, 13)  # the torch version these names and their meaning were checked in
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "CustomInferenceAwareGraphPass",
     "InductorError",
     "aot_autograd",
+    "await_probe",
     "bisecting",
     "bisector_veto",
     "cache_folder",
@@ -41,6 +44,7 @@ __all__ = [
     "fresh_tracing",
     "guards_of",
     "min_cut_partition",
+    "probe_processor",
     "registered_backend",
     "size_hints",
     "version_objection",
@@ -100,10 +104,31 @@ def size_hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
     return [size if isinstance(size, int) else optimization_hint(size) for size in sizes]
 
 
+def probe_processor() -> None:
+    """Begin to ask which vector instructions compile and load here, on a thread of its own.
+
+    Inductor asks once a process, in subprocesses, for a second or more of the first compile, cached or not.
+    Asked while Dynamo traces, the answer is there when it is needed.
+    """
+    import torch._inductor.compile_fx  # noqa: F401  here, since Dynamo may trace while the thread runs
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+    if not _probes:
+        _probes.append(threading.Thread(target=valid_vec_isa_list, name="k3-probe", daemon=True))
+        _probes[0].start()
+
+
+def await_probe() -> None:
+    """Wait for the answer, if somebody asked, so that it is not asked twice."""
+    for thread in _probes:
+        thread.join()
+
+
 def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Callable:
     """Inductor's whole pipeline (AOTAutograd, its caches, the partitioner) with config ``patches``."""
     from torch._inductor.compile_fx import compile_fx
 
+    await_probe()
     return compile_fx(gm, inputs, config_patches=patches)
 
 
