@@ -50,3 +50,70 @@ def model(
     console.print(
         "decode reads the weights as they are resident; host: one token on tiny widths, by kind of layer"
     )
+
+
+@app.command("compile")
+def compile_(
+    folder: Annotated[
+        str | None, typer.Argument(help="A folder with config.json; no weights are read.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="A preset, where no folder is given.")] = "tiny",
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of a cold and a warm start; medians are over them.")
+    ] = 3,
+    max_pass_share: Annotated[float | None, typer.Option(help="Fail above this: 0.1 is ten percent.")] = None,
+    max_warm_ratio: Annotated[
+        float | None, typer.Option(help="Fail above this: 1.5 is half as long again.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Trace, passes, Inductor; then a warm start in a second process. Exit code 1: over a given budget."""
+    from ..bench import compile as bench
+
+    typer.echo("each round compiles the model from nothing, which takes a minute or more", err=True)
+    try:
+        result = bench.bench(folder or preset, rounds, say=lambda line: typer.echo(line, err=True))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    over = result.over_budget(max_pass_share, max_warm_ratio)
+    if as_json:
+        print(json.dumps(result.to_json() | {"over_budget": over}, indent=2))
+    else:
+        console = Console(width=140)
+        console.print(bench.table(result))
+        console.print(
+            "\n".join(
+                [f"passes / cold {result.pass_share:.1%}, warm / trace {result.warm_ratio:.2f}x", *over]
+            )
+        )
+    return 1 if over else 0
+
+
+@app.command("passes")
+def passes(
+    preset: Annotated[str, typer.Argument(help="A preset or a checkpoint directory.")] = "tiny",
+    inner: Annotated[str, typer.Option(help="aot_eager is quick; inductor compiles every variant.")] = (
+        "aot_eager"
+    ),
+    without: Annotated[
+        list[str] | None, typer.Option(help="A pass to leave out; repeat, default all.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 256,
+    decode: Annotated[int, typer.Option(help="Tokens of one decode round.")] = 16,
+    rounds: Annotated[int, typer.Option(help="Rounds; medians and quartiles are over these.")] = 9,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What each pass is worth here: the model with all of them, and without each one."""
+    from ..bench import passes as bench
+    from ..options import CompileOptions
+
+    try:
+        CompileOptions(inner=inner)
+        typer.echo("measuring; the table comes at the end, after minutes", err=True)
+        result = bench.bench(preset, inner, prompt, decode, rounds, without or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        Console(width=140).print(bench.table(result))
