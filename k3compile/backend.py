@@ -8,18 +8,21 @@ The report is kept whatever happened; on a warm cache, where no pass runs, it is
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from . import inner, islands, report, torch_private
+from . import inner, islands, report, reproduce, torch_private
 from .dump import dumper
+from .example_values import concrete
 from .extra_inputs import supplied
 from .features import FEATURES, resolve
 from .fingerprint import fingerprint
@@ -27,14 +30,16 @@ from .opened_ops import open_all
 from .opened_ops import wanted as open_ops_wanted
 from .options import CompileOptions, Switches, read_switches
 from .passes import pipeline, snapshot
-from .passes.lower import Lower
+from .passes.lower import CannotObey, Lower
 from .passes.remarks import PassRecord
 from .passes.runner import Context, Fuel, run_passes
 from .passes.source import location
 
 _fuel: dict[int, Fuel] = {}  # one tank a process for each K3_FUEL value, shared by its graphs
 
+from .verify import Differential
 
+log = logging.getLogger(__name__)
 def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions) -> Callable[..., Any]:
     """Compile one graph as ``options`` say. ``gm`` itself is left alone: Dynamo reads it again.
 
@@ -77,6 +82,7 @@ class Compile:
         self.dump = dumper(switches.dump, self.key)
 
     def run(self) -> tuple[Callable[..., Any], report.Report]:
+        self.compare = Differential(concrete(gm.graph, inputs))
         """Compile, then keep the report."""
         if objection := torch_private.version_objection():
             return self.hand_on(torch_private.clone_dynamo_graph(self.gm), objection)
@@ -84,7 +90,12 @@ class Compile:
             gm = torch_private.clone_dynamo_graph(self.gm)
             self.open(gm)  # a meaning can be differentiated, an op cannot
             return self.hand_on(gm, objection)
-        compiled = self.compile_or_step_back()
+        try:
+            compiled = self.compile_or_step_back()
+        except Exception as error:  # whatever it is, it goes on; what can be run again is written first
+            if not isinstance(error, torch_private.RestartAnalysis) and not obeys(error):
+                reproduce.announce(error, self.write_reproducer(error))
+            raise
         made = self.make_report()
         self.check_required(made)
         return compiled, self.keep(made)
@@ -141,7 +152,7 @@ class Compile:
         self.graphs["aten"] = snapshot.digest(snapshot.snapshot(gm))
         self.records += run_passes(gm, pipeline.ATEN_PASSES, ctx)
         lower = Lower(fuses, providers, table)
-        self.records += run_passes(gm, (lower,), replace(ctx, on_error="raise"))
+        self.records += run_passes(gm, (lower,), ctx)
         self.graphs["lowered"] = snapshot.digest(snapshot.snapshot(gm))
         if islands.compiler_of(self.inner):
             self.records += run_passes(gm, (islands.islands(self.inner, self.options.on_error),), ctx)
@@ -203,7 +214,10 @@ class Compile:
             key=self.key,
             status="compiled",
             inner=self.inner,
+            compare=self.compare,
             features={name: self.state_of(name) for name in self.settings},
+            never_undone=(CannotObey,),
+            on_undone=self.note_undone,
             records=tuple(self.records),
             notes=tuple(self.notes),
             graphs=tuple(self.graphs.items()),
@@ -217,6 +231,18 @@ class Compile:
         if found is None:
             gone = "the compile cache had this graph but its report is gone; clear the cache to see one again"
             return replace(made, status="cached", notes=(*self.notes, gone))
+    def write_reproducer(self, error: Exception) -> Path | None:
+        """The folder that makes this compile fail again; the graph in it is the one before passes."""
+        folder = self.switches.dump or torch_private.cache_folder()
+        return reproduce.write(folder, self.key, self.gm, self.inputs, self.options, error)
+
+    def note_undone(self, name: str, error: Exception) -> None:
+        """Say loudly that a pass was undone: the program runs without its rewrites."""
+        folder = self.write_reproducer(error)
+        where = f"; reproducer: python {folder / 'repro.py'}" if folder else ""
+        self.notes.append(f"pass {name} failed and was undone ({type(error).__name__}: {error}){where}")
+        log.warning("graph %s: %s", self.key, self.notes[-1])
+
         return replace(report.with_lines_of(found, self.sources), status="cached", seconds=made.seconds)
 
     def state_of(self, name: str) -> str:
@@ -246,3 +272,8 @@ def training_objection(gm: fx.GraphModule) -> str | None:
 def tank(amount: int | None) -> Fuel:
     """The fuel of this process."""
     return Fuel() if amount is None else _fuel.setdefault(amount, Fuel(amount))
+def obeys(error: BaseException) -> bool:
+    """Whether an error says that the user's own choice cannot be had, which no reproducer would add to."""
+    return isinstance(error, CannotObey) or (error.__cause__ is not None and obeys(error.__cause__))
+
+

@@ -24,6 +24,7 @@ from .passes.lower import ranks_of
 OWN_FILES = (
     "backend",
     "extra_inputs",
+    "example_values",
     "features",
     "fingerprint",
     "inner",
@@ -32,6 +33,8 @@ OWN_FILES = (
     "options",
     "torch_private",
 )
+    "verify",
+    "versions",
 COLLECTIVES = "_c10d_functional::"
 
 

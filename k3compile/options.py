@@ -18,7 +18,9 @@ from typing import Any, Literal
 from .features import FEATURES, expand, nearest
 
 INNERS = ("inductor", "aot_eager", "eager")
+LEVELS = ("off", "static", "differential")
 Lower = Literal["auto"] | Mapping[str, str]
+Verify = Literal["off", "static", "differential"]
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,19 @@ class CompileOptions:
     features: a reference point (``default``, ``all``, ``baseline``, ``plain``), a feature, or a tuple.
     inner: what makes the callable: ``inductor``, ``aot_eager`` (generated Python), ``eager`` (node by node,
     errors name the model's line), or another registered Dynamo backend, which gets the islands of the graph
-    (``islands:inductor`` and so on for the first three). lower: ``auto``, or {op: provider}, which is obeyed or the compile raises; providers are
-    ``meaning``, ``open`` and the op's implementations. verify: ``off``, ``static``. on_error: what a failing
-    pass does, ``raise`` or ``fallback`` to the graph before it. require: {pass: applied sites}, for each
-    graph that has sites of that pass, or the compile raises. disable: passes not to run. range_source: how
-    an index may be known to be a range. report: file that receives the reports as well. inductor:
-    Inductor's own options.
+    (``islands:inductor`` and so on for the first three). lower: ``auto``, or {op: provider}, which is obeyed
+    or the compile raises; providers are ``meaning``, ``open`` and the op's implementations. verify: ``off``,
+    ``static``. on_error: what a failing pass or island does, ``raise`` or ``fallback`` to the graph before
+    it. require: {pass: applied sites}, for each graph that has sites of that pass, or the compile raises.
+    disable: passes not to run. range_source: how an index may be known to be a range; ``check`` is
+    ``prove+annotate`` with every annotated index compared with its values at each call (slow: it waits for
+    the device). report: file that receives the reports as well. inductor: Inductor's own options.
     """
 
     features: str | tuple[str, ...] = "default"
     inner: str = "inductor"
     lower: Lower = "auto"
-    verify: Literal["off", "static"] = "off"
+    verify: Verify | Mapping[str, Verify] = "off"
     on_error: Literal["raise", "fallback"] = "raise"
     require: Mapping[str, int] = field(default_factory=dict)
     disable: tuple[str, ...] = ()
@@ -193,6 +196,22 @@ def check_names(options: CompileOptions) -> str | None:
     return f"require wants at least 1 applied site for a pass, got {counts}" if counts else None
 
 
+def check_verify(options: CompileOptions) -> str | None:
+    """One level for all passes, or {pass: level}; ``lower`` counts as a pass here."""
+    if not isinstance(options.verify, Mapping):
+        said = one_of("verify", *LEVELS)(options)
+        return said and f"{said}, or a mapping of passes to these"
+    known = [*pass_names(), "lower"]
+    if wrong := unknown_names(options.verify, known):
+        return f"verify names no pass: {wrong}; passes: {', '.join(known)}"
+    bad = [
+        f"{name} is {level!r}{nearest(level, LEVELS) if isinstance(level, str) else ''}"
+        for name, level in options.verify.items()
+        if level not in LEVELS
+    ]
+    return f"verify: {'; '.join(bad)}; allowed: {', '.join(LEVELS)}" if bad else None
+
+
 def check_inductor(options: CompileOptions) -> str | None:
     if not isinstance(options.inductor, Mapping):
         return f"inductor is {options.inductor!r}; allowed: a mapping of Inductor's own options"
@@ -209,7 +228,7 @@ CHECKS = (
     check_features,
     check_inner,
     check_lower,
-    one_of("verify", "off", "static"),
+    check_verify,
     one_of("on_error", "raise", "fallback"),
     check_names,
     one_of("range_source", "prove", "prove+annotate"),

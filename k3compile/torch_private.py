@@ -9,14 +9,15 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis
 from torch._guards import detect_fake_mode
 from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass
 from torch._inductor.exc import InductorError
@@ -30,6 +31,7 @@ __all__ = [
     "READ_IN",
     "CustomInferenceAwareGraphPass",
     "InductorError",
+    "RestartAnalysis",
     "aot_autograd",
     "await_probe",
     "bisecting",
@@ -41,13 +43,17 @@ __all__ = [
     "decompositions_of_inductor",
     "delete_torn_library",
     "fake_mode_of",
+    "fake_of",
     "fresh_tracing",
     "guards_of",
     "min_cut_partition",
     "probe_processor",
+    "on_real_tensors",
     "registered_backend",
     "size_hints",
     "version_objection",
+    "symbolic_sizes",
+    "tracing_with",
 ]
 
 
@@ -105,6 +111,45 @@ def size_hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
 
 
 def probe_processor() -> None:
+def on_real_tensors() -> AbstractContextManager[Any]:
+    """Where tensors are computed with, although a compile is tracing around it."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def tracing_with(mode: FakeTensorMode) -> AbstractContextManager[Any]:
+    """A compile outside Dynamo that takes the inputs to be what ``mode`` made of them."""
+    from torch._guards import TracingContext, tracing
+
+    return tracing(TracingContext(mode))
+
+
+def symbolic_sizes(symbols: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, torch.SymInt]]:
+    """A fake mode with a symbol for each name, backed by its number unless the name is ``u...``."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    env, made = ShapeEnv(), {}
+    with env.ignore_fresh_unbacked_symbols():
+        for name, number in symbols.items():
+            if name.startswith("u"):
+                made[name] = env.create_unbacked_symint()
+                torch._check(made[name] >= 0)
+            else:
+                source = ConstantSource(name)
+                made[name] = env.create_unspecified_symint_and_symbol(number, source, DimDynamic.DYNAMIC)
+    return FakeTensorMode(shape_env=env), made
+
+
+def fake_of(mode: FakeTensorMode, real: torch.Tensor, sizes: list[Any], strides: list[Any]) -> torch.Tensor:
+    """The fake of ``real`` with these sizes, which AOTAutograd will take for it too."""
+    with mode:
+        fake = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
+    mode.fake_tensor_converter.set_tensor_memo(real, fake)
+    return fake
+
+
     """Begin to ask which vector instructions compile and load here, on a thread of its own.
 
     Inductor asks once a process, in subprocesses, for a second or more of the first compile, cached or not.

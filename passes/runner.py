@@ -3,6 +3,8 @@
     for each pass:   skip if disabled -> run -> clean up -> lint -> verify -> record, show before and after
                                          \\________ an error: raise, or put the graph back ________/
 
+    verify:   static: on fake tensors, nothing runs      differential: both graphs run on real values
+
 A pass is a value with a name, a level, what it keeps, and ``run(gm, ctx) -> PassResult``. It asks
 ``ctx.may_rewrite`` before each rewrite, so that fuel and the bisector can stop between any two of them.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -25,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 Level = Literal["dynamo", "aten"]
 Keeps = Literal["exact", "numeric"]
+Verify = Literal["off", "static", "differential"]
 
 
 class PassError(RuntimeError):
@@ -62,8 +65,11 @@ class Context:
     """What passes and runner are given for one graph: plain values and services.
 
     disabled: names of passes not to run. fuel: see :class:`Fuel`. veto(name): True forbids the next rewrite
-    of that pass (the bisector's hook). verify: unless ``off``, every pass is checked statically. on_error:
-    ``raise`` a PassError or ``fallback`` to the graph as it was before the pass. fake_mode: found on the
+    of that pass (the bisector's hook). verify: one level for all passes, or {pass: level} with ``off`` for
+    the others; unless ``off`` a pass is checked statically, and where ``differential`` by ``compare(pass,
+    before, after, extra_inputs)`` too, which raises PassError or returns remarks. on_error: ``raise`` a
+    PassError or ``fallback`` to the graph as it was before the pass, except for errors of the types
+    ``never_undone``; on_undone(name, error) hears of each. fake_mode: found on the
     graph's values when None. clone_graph: copies a graph with all that its level keeps on nodes.
     snapshot(gm) is called before and after each pass when on_pass is set, which then gets (name, before,
     after, seconds). extra_inputs: the placeholders that passes added, in order.
@@ -73,10 +79,13 @@ class Context:
     disabled: frozenset[str] = frozenset()
     fuel: Fuel = field(default_factory=Fuel)
     veto: Callable[[str], bool] = lambda name: False
-    verify: Literal["off", "static", "differential"] = "off"
+    verify: Verify | Mapping[str, Verify] = "off"
+    compare: Callable[..., tuple[Remark, ...]] | None = None
     on_error: Literal["raise", "fallback"] = "raise"
     fake_mode: FakeTensorMode | None = None
     prover: Prover | None = None
+    never_undone: tuple[type[Exception], ...] = ()
+    on_undone: Callable[[str, Exception], None] = lambda name, error: None
     clone_graph: Callable[[fx.Graph], fx.Graph] = copy.deepcopy
     snapshot: Callable[[fx.GraphModule], Any] = lambda gm: None
     on_pass: Callable[[str, Any, Any, float], None] | None = None
@@ -89,6 +98,10 @@ class Context:
 
 def run_passes(gm: fx.GraphModule, passes: Sequence[Pass], ctx: Context) -> list[PassRecord]:
     """Run ``passes`` in order over ``gm``, in place; one record each.
+
+    def verifies(self, name: str) -> Verify:
+        """How pass ``name`` is to be checked."""
+        return self.verify if isinstance(self.verify, str) else self.verify.get(name, "off")
 
     Raises PassError, naming the pass, when one fails and ``ctx.on_error`` is ``raise``.
     """
@@ -108,14 +121,15 @@ def skipped(gm: fx.GraphModule, one: Pass) -> PassRecord:
 
 def run_one(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassRecord:
     """Run one pass with everything around it."""
-    count = len(gm.graph.nodes)
+    count, extras = len(gm.graph.nodes), len(ctx.extra_inputs)
     before = ctx.snapshot(gm) if ctx.on_pass else None
-    pristine = ctx.clone_graph(gm.graph) if ctx.on_error == "fallback" else None
+    kept = ctx.on_error == "fallback" or ctx.verifies(one.name) == "differential"
+    pristine = ctx.clone_graph(gm.graph) if kept else None
     started, began = time.perf_counter(), time.process_time()
     try:
-        result = checked(gm, one, ctx)
+        result = checked(gm, one, ctx, pristine)
     except Exception as error:  # whatever a pass does wrong, the user's program still has to run
-        if pristine is None:
+        if ctx.on_error == "raise" or isinstance(error, ctx.never_undone):
             raise PassError(f"pass {one.name} failed: {error}") from error
         gm.graph = pristine
         reason = f"failed and was undone: {type(error).__name__}: {error}"
@@ -123,13 +137,16 @@ def run_one(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassRecord:
     gm.recompile()
     seconds, busy = time.perf_counter() - started, time.process_time() - began
     if ctx.on_pass:
+        del ctx.extra_inputs[extras:]  # placeholders that went with the graph
         ctx.on_pass(one.name, before, ctx.snapshot(gm), seconds)
     return PassRecord(one.name, seconds, result.changed, result.remarks, count, len(gm.graph.nodes), busy)
+        ctx.on_undone(one.name, error)
 
 
-def checked(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassResult:
+def checked(gm: fx.GraphModule, one: Pass, ctx: Context, pristine: fx.Graph | None) -> PassResult:
     """Run the pass, clean up behind it, and hold it to what it may not change."""
-    expected = None if ctx.verify == "off" else Signature.of(gm.graph)
+    level = ctx.verifies(one.name)
+    expected = None if level == "off" else Signature.of(gm.graph)
     result = one.run(gm, ctx)
     if result.changed:
         remove_dead(gm.graph)
@@ -146,6 +163,10 @@ def checked(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassResult:
 
 def fill_values(graph: fx.Graph, ctx: Context) -> None:
     """Give new nodes the value they lack. A Dynamo graph's nodes may lack one; ATen's may not."""
+    if level == "differential" and result.changed:
+        assert ctx.compare is not None, "differential verification needs values to run on"
+        said = ctx.compare(one, fx.GraphModule(gm, pristine), gm, tuple(ctx.extra_inputs))
+        result = replace(result, remarks=(*result.remarks, *said))
     for node in graph.nodes:
         if node.op == "call_function" and not node.meta.keys() & {"val", "example_value"}:
             node.meta["val" if ctx.level == "aten" else "example_value"] = infer(node, ctx.fake_mode)

@@ -97,3 +97,20 @@ def test_a_bad_switch_is_refused_by_name(variable, value, says):
     with pytest.raises(ValueError, match=variable) as error:
         read_switches({variable: value})
     assert says in str(error.value)
+
+
+def test_verification_is_one_level_or_one_by_pass():
+    assert CompileOptions(verify="differential").verify == "differential"
+    assert (
+        CompileOptions(verify={"contiguous_views": "differential", "lower": "static"}).verify["lower"]
+        == "static"
+    )
+    for wrong, says in [
+        ("diferential", r"verify is 'diferential' \(did you mean 'differential'\?\)"),
+        ({"contiguous_vews": "static"}, r"'contiguous_vews' \(did you mean 'contiguous_views'\?\)"),
+        ({"lower": "statc"}, r"lower is 'statc' \(did you mean 'static'\?\)"),
+        ({"lower": 3}, "lower is 3"),
+        (3, "verify is 3"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            CompileOptions(verify=wrong)

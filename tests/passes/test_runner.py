@@ -1,5 +1,6 @@
 """The runner cleans up, verifies, records, and survives or reports whatever a pass does wrong."""
 
+import copy
 import itertools
 import operator
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from compiled import Compiled, check
+from k3compile.passes.extra_inputs import add_input
 from k3compile.passes.graph import emit
 from k3compile.passes.pipeline import ATEN_PASSES
 from k3compile.passes.remarks import PassResult
@@ -225,3 +227,49 @@ def test_a_dynamo_graph_keeps_its_writes_through_the_clean_up():
 def test_one_list_holds_one_level():
     with pytest.raises(AssertionError):
         run_passes(fx.symbolic_trace(lambda x: x), [Named(crash, level="dynamo")], Context("aten"))
+
+
+class Grows:
+    """A Dynamo pass that adds an input, and then fails unless told not to."""
+
+    name, level, keeps = "grows", "dynamo", "exact"
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def run(self, gm, ctx):
+        add_input(gm, "extra", (self.error and "failed") or "kept", torch.zeros(2), ctx)
+        if self.error:
+            raise self.error
+        return PassResult(True)
+
+
+def test_an_undone_dynamo_pass_takes_its_extra_inputs_with_it():
+    seen = []
+
+    def backend(gm, inputs):
+        gm = copy.deepcopy(gm)  # Dynamo reads its own again
+        ctx = Context("dynamo", on_error="fallback", on_undone=lambda *undone: seen.append(undone))
+        records = run_passes(gm, [Grows(KeyError("half way")), Grows()], ctx)
+        seen.append([extra.key for extra in ctx.extra_inputs])
+        seen.append([len(gm.graph.find_nodes(op="placeholder")), *(r.changed for r in records)])
+        return lambda x: gm(x, torch.zeros(2))
+
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2)), torch.full((2,), 2.0))
+    (name, error), keys, counts = seen
+    assert (name, str(error)) == ("grows", "'half way'")
+    assert keys == ["kept"]
+    assert counts == [2, False, True]
+
+
+def test_some_errors_are_never_undone():
+    ctx = Context("aten", on_error="fallback", never_undone=(KeyError,))
+    with pytest.raises(PassError, match="half way"):
+        run_passes(graph_of(), [Named(crash)], ctx)
+
+
+def test_each_pass_has_its_own_level_of_verification():
+    run_passes(graph_of(), [Named(hidden_change)], Context("aten", verify={"other": "static"}))
+    with pytest.raises(PassError, match="it says it changed nothing"):
+        run_passes(graph_of(), [Named(hidden_change)], Context("aten", verify={"named": "static"}))
