@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .export import Checkpoints, checkpoints, export_at
     from .llm import LLM
     from .opened_ops import open_ops
     from .options import CompileOptions
@@ -17,12 +18,24 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 LAZY = {
+    "Checkpoints": ".export",
     "CompileOptions": ".options",
     "LLM": ".llm",
     "SamplingParams": ".runtime.sampling_params",
+    "checkpoints": ".export",
+    "export_at": ".export",
     "open_ops": ".opened_ops",
 }
-__all__ = ["LLM", "CompileOptions", "SamplingParams", "__version__", "open_ops"]
+__all__ = [
+    "LLM",
+    "Checkpoints",
+    "CompileOptions",
+    "SamplingParams",
+    "__version__",
+    "checkpoints",
+    "export_at",
+    "open_ops",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from . import inner, islands, report, reproduce, torch_private
 from .dump import dumper
 from .example_values import concrete
+from .export import EXPORT_ROWS
 from .extra_inputs import supplied
 from .features import FEATURES, resolve
 from .fingerprint import fingerprint
@@ -50,17 +51,25 @@ def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOpt
 
 
 def compile_with_report(
-    gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions
+    gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions, max_requests: int | None = None
 ) -> tuple[Callable[..., Any], report.Report]:
-    """:func:`compile_graph`, and the report that it kept."""
-    return Compile(gm, inputs, options, read_switches()).run()
+    """:func:`compile_graph`, and the report that it kept.
+
+    max_requests: rows of a step, where our runtime calls the graph; None where we know nothing of the caller.
+    """
+    return Compile(gm, inputs, options, read_switches(), max_requests).run()
 
 
 class Compile:
     """One call of the backend. Dynamo may call twice for one artifact; the report has the same key then."""
 
     def __init__(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions, switches: Switches
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        options: CompileOptions,
+        switches: Switches,
+        max_requests: int | None = None,
     ) -> None:
         self.gm, self.inputs, self.options, self.switches = gm, inputs, options, switches
         self.started = time.perf_counter()
@@ -73,11 +82,13 @@ class Compile:
         self.graphs: dict[str, str] = {}
         self.passes_ran = False
         self.device = next((t.device.type for t in inputs if isinstance(t, torch.Tensor)), "cpu")
-        self.settings = resolve(options.features, device=self.device)
+        self.max_requests = max_requests
+        self.settings = resolve(options.features, device=self.device, serving=max_requests is not None)
         before = snapshot.snapshot(gm, "dynamo")
         places = [location(node) for node in gm.graph.nodes]
         self.sources = tuple(str(place) if place else None for place in places)
-        self.name = fingerprint(options, gm, inputs, opened=self.opened, fuel=self.fuel.left)
+        words = {"opened": self.opened, "fuel": self.fuel.left, "max_requests": max_requests}
+        self.name = fingerprint(options, gm, inputs, **words)
         self.key = f"{snapshot.digest(before)}-{self.name[:12]}"
         self.dump = dumper(switches.dump, self.key)
 
@@ -162,6 +173,8 @@ class Compile:
     def context(self, level: str, gm: fx.GraphModule) -> Context:
         """What the runner is told for a graph of this level."""
         off = {name for name, f in FEATURES.items() if f.by == "pass" and not self.settings[name].on}
+        if self.opened:
+            off.add("state_export")  # a convolution that was opened leaves no window
         return Context(
             level=level,
             disabled=frozenset(off | set(self.options.disable) | set(self.switches.disable)),
@@ -173,6 +186,7 @@ class Compile:
             clone_graph=torch_private.clone_graph,
             snapshot=partial(snapshot.snapshot, level=level) if self.dump else lambda gm: None,
             on_pass=self.dump,
+            export_rows=self.max_requests or EXPORT_ROWS,
         )
 
     def fake_mode(self, level: str, gm: fx.GraphModule) -> FakeTensorMode | None:

@@ -94,16 +94,20 @@ def expand(requested: str | Iterable[str], device: str = "cpu") -> frozenset[str
 
 
 def resolve(
-    requested: str | Iterable[str], *, tensor_parallel: int = 1, device: str = "cpu"
+    requested: str | Iterable[str], *, tensor_parallel: int = 1, device: str = "cpu", serving: bool = True
 ) -> dict[str, Setting]:
     """Every feature's setting for a request on ``tensor_parallel`` ranks, in registry order.
+
+    serving: whether our runtime calls what is compiled. Without it, what a pass requires of a runtime is the
+    caller's to have, and counts as met.
 
     Raises ValueError for unknown names.
     """
     chosen = expand(requested, device)
     settings: dict[str, Setting] = {}
     for feature in FEATURES.values():  # in order: a requirement stands before what needs it
-        missing = [r for r in feature.requires if not has(r, settings, tensor_parallel)]
+        callers = feature.by == "pass" and not serving
+        missing = [r for r in feature.requires if not callers and not has(r, settings, tensor_parallel)]
         if feature.name not in chosen:
             settings[feature.name] = Setting("off", f"not asked for; the older way: {feature.older}")
         elif missing:

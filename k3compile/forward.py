@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from .backend import compile_with_report
+from .export import Request, asking
 from .options import CompileOptions
 from .report import Report
 from .runtime.cache.pools import KdaPools, MlaPools
@@ -40,13 +41,16 @@ SERVING = {"size_asserts": False, "alignment_asserts": False}  # Dynamo's guards
 
 
 class LayerCompiler:
-    """``DecoderLayer.forward``, compiled: call it with a layer in front of its arguments."""
+    """``DecoderLayer.forward``, compiled: call it with a layer in front of its arguments.
 
-    def __init__(self, options: CompileOptions) -> None:
+    max_requests: rows of a step that may export their state; a size of the graph.
+    """
+
+    def __init__(self, options: CompileOptions, max_requests: int = 1) -> None:
         if options.inner == "inductor":
             options = replace(options, inductor=SERVING | dict(options.inductor))
             probe_processor()
-        self.options = options
+        self.options, self.max_requests = options, max_requests
         self.reports: list[Report] = []  # one a graph, in the order of compilation
         self._forward = torch.compile(
             DecoderLayer.forward,
@@ -60,7 +64,7 @@ class LayerCompiler:
         return self._forward(layer, *args)
 
     def _compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled, report = compile_with_report(gm, inputs, self.options)
+        compiled, report = compile_with_report(gm, inputs, self.options, self.max_requests)
         self.reports.append(report)
         return compiled
 
@@ -68,18 +72,21 @@ class LayerCompiler:
 class CompiledForward:
     """``forward(step) -> (hidden [T, D], taps [n, T, D])``, with the pools it was compiled for."""
 
-    def __init__(self, model: Model, pools: Pools, options: CompileOptions) -> None:
+    def __init__(
+        self, model: Model, pools: Pools, options: CompileOptions, max_requests: int | None = None
+    ) -> None:
         self.model, self.pools = model, pools
         self.seconds = 0.0
         self._inference = pools[0][0].is_inference()
-        self.layer = LayerCompiler(options)
+        self.layer = LayerCompiler(options, max_requests or slots_of(pools))
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
         # Graphs are guarded by whether inputs are inference tensors: the caller's mode must not matter.
         with torch.inference_mode(self._inference), torch.no_grad():
             if step.tokens.is_inference() != self._inference:
                 step = Step(*(t.clone() for t in step))
-            return self.model(step, self.pools, layer=self.layer)
+            with asking(Request(step.export_offset, step.export_slot)):
+                return self.model(step, self.pools, layer=self.layer)
 
     @property
     def reports(self) -> list[Report]:
@@ -94,7 +101,7 @@ class CompiledForward:
         """Compile every kind of layer by a step of one token that no request owns."""
         started = time.perf_counter()
         with unbacked_rows():
-            self(null_step(self.model.place.device))
+            self(null_step(self.model.place.device, self.layer.max_requests))
         self.seconds = time.perf_counter() - started
         log.info("compiled %d kinds of layer in %.1f s", self.graphs(), self.seconds)
 
@@ -104,14 +111,23 @@ def unbacked_rows() -> AbstractContextManager[None]:
     return torch.compiler.config.patch(unbacked_sources=UNBACKED_SOURCES)
 
 
-def compile_forward(model: Model, pools: Pools, options: CompileOptions | None = None) -> CompiledForward:
+def slots_of(pools: Pools) -> int:
+    """The slots but the null one: no more requests can be in a step."""
+    states = [layer.state for layer in pools if isinstance(layer, KdaPools)]
+    return max(1, len(states[0]) - 1) if states else 1
+
+
+def compile_forward(
+    model: Model, pools: Pools, options: CompileOptions | None = None, max_requests: int | None = None
+) -> CompiledForward:
     """Compile ``model`` for ``pools`` (of ``model.make_pools``) and warm it up: minutes if nothing is cached.
 
-    Slot 0 and page 0 of the pools are written. Raises what :func:`k3compile.backend.compile_graph` raises,
-    as torch._dynamo.exc.BackendCompilerFailed.
+    max_requests: the most requests of a step, EngineConfig.max_num_seqs (None: one for each slot but the null
+    one). Slot 0 and page 0 of the pools are written. Raises what :func:`k3compile.backend.compile_graph`
+    raises, as torch._dynamo.exc.BackendCompilerFailed.
     """
     options = options or CompileOptions()
-    forward = CompiledForward(model, pools, options)
+    forward = CompiledForward(model, pools, options, max_requests)
     forward.warm_up()
     return forward
 
@@ -122,6 +138,7 @@ def compile_in_background(
     options: CompileOptions,
     ready: Callable[[CompiledForward], None],
     failed: Callable[[Exception], None],
+    max_requests: int | None = None,
 ) -> threading.Thread:
     """Compile on a thread of its own while the plain forward serves the same model and pools.
 
@@ -130,7 +147,7 @@ def compile_in_background(
 
     def work() -> None:
         try:
-            forward = compile_forward(model, pools, options)
+            forward = compile_forward(model, pools, options, max_requests)
         except Exception as error:  # whatever a compiler raises must reach the server, which goes on without
             log.exception("compiling in the background failed")
             failed(error)
@@ -142,13 +159,14 @@ def compile_in_background(
     return thread
 
 
-def null_step(device: torch.device) -> Step:
-    """One decode token in the null slot and the null page."""
+def null_step(device: torch.device, max_requests: int = 1) -> Step:
+    """One decode token in the null slot and the null page; export columns of ``max_requests`` entries."""
 
-    def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    def ints(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
 
     nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    no_export = torch.zeros(max_requests, dtype=torch.int32, device=device)
     return Step(
         tokens=ints(0),
         spans=torch.tensor([0, 1, 0]),
@@ -159,6 +177,6 @@ def null_step(device: torch.device) -> Step:
         pages=ints(0).view(1, 1),
         scratch=nothing.view(0, 1),
         anchor=nothing,
-        export_offset=ints(0, dtype=torch.int32),
-        export_slot=ints(0, dtype=torch.int32),
+        export_offset=no_export,
+        export_slot=no_export,
     )

@@ -137,7 +137,9 @@ class LLM:
         if compile:
             from .forward import compile_forward
 
-            self.engine.use(compile_forward(self.model, self.engine.pools, options))
+            self.engine.use(
+                compile_forward(self.model, self.engine.pools, options, self.engine.config.max_num_seqs)
+            )
 
     def generate(
         self,

@@ -3,6 +3,7 @@
 from k3compile.passes.canonicalize import CANONICALIZE
 from k3compile.passes.contiguous_views import CONTIGUOUS_VIEWS
 from k3compile.passes.runner import Pass
+from k3compile.passes.state_export import STATE_EXPORT
 
-DYNAMO_PASSES: tuple[Pass, ...] = ()
+DYNAMO_PASSES: tuple[Pass, ...] = (STATE_EXPORT,)
 ATEN_PASSES: tuple[Pass, ...] = (CANONICALIZE, CONTIGUOUS_VIEWS)

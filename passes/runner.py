@@ -72,7 +72,8 @@ class Context:
     ``never_undone``; on_undone(name, error) hears of each. fake_mode: found on the
     graph's values when None. clone_graph: copies a graph with all that its level keeps on nodes.
     snapshot(gm) is called before and after each pass when on_pass is set, which then gets (name, before,
-    after, seconds). extra_inputs: the placeholders that passes added, in order.
+    after, seconds). extra_inputs: the placeholders that passes added, in order. export_rows: length of the
+    export columns, one entry a row of a call.
     """
 
     level: Level
@@ -90,6 +91,7 @@ class Context:
     snapshot: Callable[[fx.GraphModule], Any] = lambda gm: None
     on_pass: Callable[[str, Any, Any, float], None] | None = None
     extra_inputs: list[ExtraInput] = field(default_factory=list)
+    export_rows: int = 256
 
     def may_rewrite(self, name: str) -> bool:
         """Whether pass ``name`` may apply its next rewrite. Asking uses fuel: ask once, last, per rewrite."""

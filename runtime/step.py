@@ -4,6 +4,8 @@
     requests     [ Rv rows, cu_verify | Ro rows, cu_other ............... ]  cu_* start at 0 in their own part
 
 KDA knows two classes of rows: verify, and other (decode and prefill as one run). MLA sees all R rows alike.
+The export columns follow the other rows, since a verify row leaves its state alone and exports nothing; they
+are as long as an engine's max_num_seqs whatever the step holds, for they are inputs of one size to a graph.
 Names follow the design: T token rows, R requests, P page columns, K drafts.
 """
 
@@ -32,8 +34,8 @@ class Step(NamedTuple):
     pages: Tensor  # [R, P] page ids, 0 where the request has fewer
     scratch: Tensor  # [Rv, K+1] state slots for the candidate states when state_replay is off
     anchor: Tensor  # [Rv] rows accepted in the request's last verify step
-    export_offset: Tensor  # [max_requests] int32: checkpoint after so many tokens of the row, 0 = none
-    export_slot: Tensor  # [max_requests] int32: slot that receives the checkpoint
+    export_offset: Tensor  # [max_requests] int32, of row i of cu_other: tokens to its checkpoint, 0 = none
+    export_slot: Tensor  # [max_requests] int32, of row i of cu_other: slot that receives the checkpoint
 
 
 class Batch(NamedTuple):
