@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .conv import KEPT, TAPS, convolve
-from .kda_scan import checked_offsets
+from .exports import offsets_of
+from .kda_scan import bounds_of
 from .op import acc_of, op
 from .samples import Draw, gapped
 
@@ -29,10 +30,8 @@ def conv_scan(x: Tensor, weight: Tensor, initial: Tensor) -> tuple[Tensor, Tenso
     x [B, T, C], weight [C, 4] acc, initial [B, 3, C] -> y [B, T, C] in x's dtype, window [B, 3, C] in
     initial's. A sequence of fewer than three tokens keeps some of its window.
     """
-    count, tokens, channels = x.shape
-    bounds = [b * tokens for b in range(count + 1)]
-    y = convolve(x.reshape(-1, channels), weight, initial.to(x.dtype), bounds)
-    return y.view(x.shape), window_after(x, initial, tokens)
+    y = convolve(x.flatten(0, 1), weight, initial.to(x.dtype), bounds_of(x))
+    return y.view(x.shape), window_after(x, initial, x.shape[1])
 
 
 def window_after(x: Tensor, initial: Tensor, tokens: int) -> Tensor:
@@ -77,11 +76,10 @@ def conv_scan_export(
 ) -> tuple[Tensor, Tensor]:
     """conv_scan, and pool[site, b] gets the window as it is after export_offset[b] tokens.
 
-    export_offset [N] int32, N >= B, entry b for sequence b, 0 for none; pool(a!) [sites, N, 3, C].
-    Raises ValueError for an offset that is negative or past the T tokens.
+    export_offset [N] int32, entry b for sequence b, 0 for none; pool(a!) [sites, N, 3, C].
+    Raises ValueError, before anything is written, for an offset that is negative or past the T tokens.
     """
-    offsets = checked_offsets(export_offset, x.shape[0], x.shape[1])
-    for b, m in enumerate(offsets):
+    for b, m in enumerate(offsets_of(export_offset, bounds_of(x))):
         if m:
             pool[site, b].copy_(window_after(x[b : b + 1], initial[b : b + 1], m)[0])
     return conv_scan.meaning(x, weight, initial)

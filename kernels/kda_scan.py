@@ -14,8 +14,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .exports import offsets_of
 from .kda import forward
 from .kda_chunk import Inputs
+from .kda_export import forward_export
 from .op import op
 from .samples import Draw, gapped
 
@@ -29,22 +31,21 @@ def kda_scan(
     q, k [B, T, H, K] normalised and q scaled, v [B, T, H, V], g [B, T, H, K] acc log decay,
     beta [B, T, H] acc, initial [B, H, V, K] acc. T may be 0: the state is handed back as it came.
     """
-    final, out = fresh(initial), v.new_empty(v.shape)
-    run([q, k, v, g, beta], final, out)
-    return out, final
+    bounds, out = bounds_of(v), v.new_empty(v.shape)
+    states = initial.clone(memory_format=torch.contiguous_format)
+    forward(as_rows(q, k, v, g, beta), states, torch.arange(len(states)), bounds, out.flatten(0, 1), 0)
+    return out, states
 
 
-def fresh(initial: Tensor) -> Tensor:
-    """A copy to advance, which is never the op's input."""
-    return initial.clone(memory_format=torch.contiguous_format)
+def bounds_of(v: Tensor) -> list[int]:
+    """Where the sequences of v [B, T, ..] begin and end as rows of one ragged batch."""
+    count, tokens = v.shape[:2]
+    return [b * tokens for b in range(count + 1)]
 
 
-def run(sequences: list[Tensor], states: Tensor, out: Tensor) -> None:
-    """Advance states [B, H, V, K] in place over five [B, T, ..] tensors, and write out [B, T, H, V]."""
-    count, tokens = out.shape[:2]
-    rows = Inputs(*(x.flatten(0, 1) for x in sequences))
-    bounds = [b * tokens for b in range(count + 1)]
-    forward(rows, states, torch.arange(count), bounds, out.flatten(0, 1), 0)
+def as_rows(*sequences: Tensor) -> Inputs:
+    """q, k, v, g and beta [B, T, ..] -> [B * T, ..]."""
+    return Inputs(*(x.flatten(0, 1) for x in sequences))
 
 
 @kda_scan.fake
@@ -89,37 +90,24 @@ def kda_scan_export(
     pool: Tensor,
     site: int,
 ) -> tuple[Tensor, Tensor]:
-    """kda_scan, and the states on the way: pool[site, b] gets the state after export_offset[b] tokens.
+    """kda_scan, bit for bit, and checkpoints: pool[site, b] gets the state after export_offset[b] tokens.
 
-    export_offset [N] int32, N >= B, entry b for sequence b, 0 for none; pool(a!) [sites, N, H, V, K] acc.
-    The state is that of a run that stops there; the results are those of kda_scan, bit for bit.
-    Raises ValueError for an offset that is negative or past the T tokens.
+    export_offset [N] int32, entry b for sequence b, 0 for none; pool(a!) [sites, N, H, V, K] acc. The state
+    has the bits that kda_prefill_export promises. Raises ValueError, before anything is written, for an
+    offset that is negative or past the T tokens.
     """
-    offsets = checked_offsets(export_offset, q.shape[0], q.shape[1])
-    out, final = kda_scan.meaning(q, k, v, g, beta, initial)
-    for m in sorted(set(offsets) - {0}):
-        at = torch.tensor([b for b, offset in enumerate(offsets) if offset == m], device=q.device)
-        part = [x[:, :m].index_select(0, at) for x in (q, k, v, g, beta)]
-        states = initial.index_select(0, at)
-        run(part, states, torch.empty_like(part[2]))
-        pool[site].index_copy_(0, at, states.to(pool.dtype))
-    return out, final
-
-
-def checked_offsets(export_offset: Tensor, count: int, tokens: int) -> list[int]:
-    """The offsets of ``count`` sequences of ``tokens`` tokens. Raises ValueError for one out of range."""
-    if len(export_offset) < count:
-        raise ValueError(
-            f"{len(export_offset)} export offsets for a batch of {count}: one a sequence, 0 for none"
-        )
-    offsets = export_offset.tolist()[:count]
-    for b, offset in enumerate(offsets):
-        if not 0 <= offset <= tokens:
-            raise ValueError(
-                f"export offset {offset} of sequence {b}, which has {tokens} tokens here: "
-                f"allowed are 1 to {tokens}, and 0 for none"
-            )
-    return offsets
+    bounds, out = bounds_of(v), v.new_empty(v.shape)
+    exported = [b for b, offset in enumerate(offsets_of(export_offset, bounds)) if offset]
+    count, rows = len(bounds) - 1, as_rows(q, k, v, g, beta)
+    slots = torch.arange(count)
+    checkpoint = slots.new_zeros(len(export_offset))
+    checkpoint[exported] = torch.arange(count, count + len(exported))
+    states = torch.cat([initial, initial.new_empty(len(exported), *initial.shape[1:])])
+    cu = torch.tensor(bounds)
+    forward_export(rows, states, slots, cu, export_offset, checkpoint, out.flatten(0, 1), 0)
+    for b, state in zip(exported, states[count:]):
+        pool[site, b].copy_(state)
+    return out, states[:count].clone() if exported else states
 
 
 @kda_scan_export.fake

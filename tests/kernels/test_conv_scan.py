@@ -55,5 +55,5 @@ def test_exports_are_the_windows_of_shorter_runs(tokens):
 
 def test_an_offset_past_the_sequence_is_refused():
     args = drawn(1, 4)
-    with pytest.raises(ValueError, match="export offset 5 of sequence 0, which has 4 tokens"):
+    with pytest.raises(ValueError, match="export_offset of row 0 is 5; the row has 4 tokens"):
         k3.conv_scan_export(*args, torch.tensor([5], dtype=torch.int32), torch.zeros(1, 1, 3, 10), 0)
