@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .annotations import annotate_range
     from .export import Checkpoints, checkpoints, export_at
     from .llm import LLM
     from .opened_ops import open_ops
@@ -22,6 +23,7 @@ LAZY = {
     "CompileOptions": ".options",
     "LLM": ".llm",
     "SamplingParams": ".runtime.sampling_params",
+    "annotate_range": ".annotations",
     "checkpoints": ".export",
     "export_at": ".export",
     "open_ops": ".opened_ops",
@@ -32,6 +34,7 @@ __all__ = [
     "CompileOptions",
     "SamplingParams",
     "__version__",
+    "annotate_range",
     "checkpoints",
     "export_at",
     "open_ops",

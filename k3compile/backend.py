@@ -20,27 +20,29 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from . import inner, islands, report, reproduce, torch_private
+from . import inner, islands, report, reproduce, torch_private, versions
 from .dump import dumper
 from .example_values import concrete
 from .export import EXPORT_ROWS
 from .extra_inputs import supplied
 from .features import FEATURES, resolve
 from .fingerprint import fingerprint
+from .generated import counts
 from .opened_ops import open_all
 from .opened_ops import wanted as open_ops_wanted
 from .options import CompileOptions, Switches, read_switches
 from .passes import pipeline, snapshot
 from .passes.lower import CannotObey, Lower
+from .passes.multi_version import GENERIC, RANGES, range_inputs
 from .passes.remarks import PassRecord
 from .passes.runner import Context, Fuel, run_passes
 from .passes.source import location
-
-_fuel: dict[int, Fuel] = {}  # one tank a process for each K3_FUEL value, shared by its graphs
-
 from .verify import Differential
 
 log = logging.getLogger(__name__)
+_fuel: dict[int, Fuel] = {}  # one tank a process for each K3_FUEL value, shared by its graphs
+
+
 def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions) -> Callable[..., Any]:
     """Compile one graph as ``options`` say. ``gm`` itself is left alone: Dynamo reads it again.
 
@@ -80,6 +82,8 @@ class Compile:
         self.notes: list[str] = []
         self.stepped: list[str] = []  # why an earlier try of this compile was given up
         self.graphs: dict[str, str] = {}
+        self.compare = Differential(concrete(gm.graph, inputs))
+        self.generated: list[dict[str, int]] = []
         self.passes_ran = False
         self.device = next((t.device.type for t in inputs if isinstance(t, torch.Tensor)), "cpu")
         self.max_requests = max_requests
@@ -87,13 +91,16 @@ class Compile:
         before = snapshot.snapshot(gm, "dynamo")
         places = [location(node) for node in gm.graph.nodes]
         self.sources = tuple(str(place) if place else None for place in places)
-        words = {"opened": self.opened, "fuel": self.fuel.left, "max_requests": max_requests}
+        self.indices = [] if options.range_source == "prove" else range_inputs(gm)
+        self.annotated = versions.worth_a_body(self.indices, inputs)
+        words = {"opened": self.opened, "fuel": self.fuel.left, "annotated": self.annotated}
+        words["max_requests"] = max_requests
+        words["disabled"] = sorted(switches.disable)
         self.name = fingerprint(options, gm, inputs, **words)
         self.key = f"{snapshot.digest(before)}-{self.name[:12]}"
         self.dump = dumper(switches.dump, self.key)
 
     def run(self) -> tuple[Callable[..., Any], report.Report]:
-        self.compare = Differential(concrete(gm.graph, inputs))
         """Compile, then keep the report."""
         if objection := torch_private.version_objection():
             return self.hand_on(torch_private.clone_dynamo_graph(self.gm), objection)
@@ -132,6 +139,7 @@ class Compile:
             else:
                 raise
         self.notes, self.records, self.graphs, self.passes_ran = [*self.stepped], [], {}, False
+        self.generated = []
         return self.compile_or_step_back()
 
     def compile(self) -> Callable[..., Any]:
@@ -143,28 +151,53 @@ class Compile:
         self.records += run_passes(gm, pipeline.DYNAMO_PASSES, ctx)
         gm.recompile()
         inputs = [*self.inputs, *(extra.example for extra in ctx.extra_inputs)]
-        return supplied(self.compile_body(gm, inputs), ctx.extra_inputs)
+        return supplied(self.compile_bodies(gm, inputs, ctx), ctx.extra_inputs)
 
-    def compile_body(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_bodies(self, gm: fx.GraphModule, inputs: list[Any], ctx: Context) -> Callable[..., Any]:
+        """The graph compiled, and again for ranges where indices among its inputs are annotated.
+
+        The body for ranges comes last: the passes of the other must not rest on facts of annotations.
+        """
+        taken = [] if "contiguous_views" in ctx.disabled else self.annotated
+        copy = torch_private.clone_dynamo_graph(gm)
+        body = self.compile_body(gm, inputs, GENERIC if taken else "")
+        if taken:
+            starts = versions.use_ranges_of(taken, copy, inputs, ctx)
+            try:
+                ranges = self.compile_body(copy, [*inputs, starts], RANGES)
+            except (inner.UnsafeForInductor, torch_private.InductorError) as error:
+                self.records = [record for record in self.records if record.body != RANGES]
+                first = str(error).strip().splitlines()[0]
+                self.notes.append(f"annotated ranges are not used: {first}")
+            else:
+                self.notes.append(versions.note(taken))
+                body = versions.pick(body, ranges, taken)
+        return versions.comparing(body, self.indices) if self.options.range_source == "check" else body
+
+    def compile_body(self, gm: fx.GraphModule, inputs: Sequence[Any], body: str) -> Callable[..., Any]:
         """What the inner compiler and the ATen passes make of a Dynamo graph that is ready."""
+        optimise = partial(self.optimise, body=body)
         if self.inner == "inductor":
-            name = None if self.must_run() else self.name
-            return inner.inductor(gm, inputs, self.optimise, name, dict(self.options.inductor))
-        return inner.aot(gm, inputs, self.optimise, by_node=self.inner == "eager")
+            name = None if self.must_run() else f"{self.name} {body}".rstrip()
+            with torch_private.generated_code() as code:
+                compiled = inner.inductor(gm, inputs, optimise, name, dict(self.options.inductor))
+            self.generated.append(counts(code))
+            return compiled
+        return inner.aot(gm, inputs, optimise, by_node=self.inner == "eager")
 
-    def optimise(self, gm: fx.GraphModule) -> None:
+    def optimise(self, gm: fx.GraphModule, body: str) -> None:
         """The ATen passes and lowering, on one functional graph."""
         self.passes_ran = True
-        ctx = self.context("aten", gm)
+        ctx = replace(self.context("aten", gm), body=body)
         guards = torch_private.guards_of(ctx.fake_mode)
         fuses = self.inner == "inductor"
         table = torch_private.decompositions_of_inductor() if fuses else {}
         providers = {} if self.options.lower == "auto" else self.options.lower
-        self.graphs["aten"] = snapshot.digest(snapshot.snapshot(gm))
+        self.graphs[f"aten {body}".rstrip()] = snapshot.digest(snapshot.snapshot(gm))
         self.records += run_passes(gm, pipeline.ATEN_PASSES, ctx)
         lower = Lower(fuses, providers, table)
         self.records += run_passes(gm, (lower,), ctx)
-        self.graphs["lowered"] = snapshot.digest(snapshot.snapshot(gm))
+        self.graphs[f"lowered {body}".rstrip()] = snapshot.digest(snapshot.snapshot(gm))
         if islands.compiler_of(self.inner):
             self.records += run_passes(gm, (islands.islands(self.inner, self.options.on_error),), ctx)
         added = torch_private.guards_of(ctx.fake_mode)[len(guards) :]
@@ -181,7 +214,10 @@ class Compile:
             fuel=self.fuel,
             veto=torch_private.bisector_veto,
             verify=self.options.verify,
+            compare=self.compare,
             on_error=self.options.on_error,
+            never_undone=(CannotObey,),
+            on_undone=self.note_undone,
             fake_mode=self.fake_mode(level, gm),
             clone_graph=torch_private.clone_graph,
             snapshot=partial(snapshot.snapshot, level=level) if self.dump else lambda gm: None,
@@ -194,6 +230,18 @@ class Compile:
         if level == "dynamo":
             return None
         return torch_private.fake_mode_of([n.meta.get("val") for n in gm.graph.nodes] or self.inputs)
+
+    def write_reproducer(self, error: Exception) -> Path | None:
+        """The folder that makes this compile fail again; the graph in it is the one before passes."""
+        folder = self.switches.dump or torch_private.cache_folder()
+        return reproduce.write(folder, self.key, self.gm, self.inputs, self.options, error)
+
+    def note_undone(self, name: str, error: Exception) -> None:
+        """Say loudly that a pass was undone: the program runs without its rewrites."""
+        folder = self.write_reproducer(error)
+        where = f"; reproducer: python {folder / 'repro.py'}" if folder else ""
+        self.notes.append(f"pass {name} failed and was undone ({type(error).__name__}: {error}){where}")
+        log.warning("graph %s: %s", self.key, self.notes[-1])
 
     def must_run(self) -> bool:
         """Whether the passes have to run even where a cache could answer."""
@@ -228,13 +276,11 @@ class Compile:
             key=self.key,
             status="compiled",
             inner=self.inner,
-            compare=self.compare,
             features={name: self.state_of(name) for name in self.settings},
-            never_undone=(CannotObey,),
-            on_undone=self.note_undone,
             records=tuple(self.records),
             notes=tuple(self.notes),
             graphs=tuple(self.graphs.items()),
+            generated=tuple(self.generated),
             seconds=time.perf_counter() - self.started,
             sources=self.sources,
             torch=torch.__version__,
@@ -245,18 +291,6 @@ class Compile:
         if found is None:
             gone = "the compile cache had this graph but its report is gone; clear the cache to see one again"
             return replace(made, status="cached", notes=(*self.notes, gone))
-    def write_reproducer(self, error: Exception) -> Path | None:
-        """The folder that makes this compile fail again; the graph in it is the one before passes."""
-        folder = self.switches.dump or torch_private.cache_folder()
-        return reproduce.write(folder, self.key, self.gm, self.inputs, self.options, error)
-
-    def note_undone(self, name: str, error: Exception) -> None:
-        """Say loudly that a pass was undone: the program runs without its rewrites."""
-        folder = self.write_reproducer(error)
-        where = f"; reproducer: python {folder / 'repro.py'}" if folder else ""
-        self.notes.append(f"pass {name} failed and was undone ({type(error).__name__}: {error}){where}")
-        log.warning("graph %s: %s", self.key, self.notes[-1])
-
         return replace(report.with_lines_of(found, self.sources), status="cached", seconds=made.seconds)
 
     def state_of(self, name: str) -> str:
@@ -283,11 +317,11 @@ def training_objection(gm: fx.GraphModule) -> str | None:
     return None
 
 
-def tank(amount: int | None) -> Fuel:
-    """The fuel of this process."""
-    return Fuel() if amount is None else _fuel.setdefault(amount, Fuel(amount))
 def obeys(error: BaseException) -> bool:
     """Whether an error says that the user's own choice cannot be had, which no reproducer would add to."""
     return isinstance(error, CannotObey) or (error.__cause__ is not None and obeys(error.__cause__))
 
 
+def tank(amount: int | None) -> Fuel:
+    """The fuel of this process."""
+    return Fuel() if amount is None else _fuel.setdefault(amount, Fuel(amount))

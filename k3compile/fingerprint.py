@@ -22,9 +22,10 @@ from .options import CompileOptions
 from .passes.lower import ranks_of
 
 OWN_FILES = (
+    "annotations",
     "backend",
-    "extra_inputs",
     "example_values",
+    "extra_inputs",
     "features",
     "fingerprint",
     "inner",
@@ -32,9 +33,9 @@ OWN_FILES = (
     "opened_ops",
     "options",
     "torch_private",
-)
     "verify",
     "versions",
+)
 COLLECTIVES = "_c10d_functional::"
 
 

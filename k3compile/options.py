@@ -46,7 +46,7 @@ class CompileOptions:
     on_error: Literal["raise", "fallback"] = "raise"
     require: Mapping[str, int] = field(default_factory=dict)
     disable: tuple[str, ...] = ()
-    range_source: Literal["prove", "prove+annotate"] = "prove+annotate"
+    range_source: Literal["prove", "prove+annotate", "check"] = "prove+annotate"
     report: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
@@ -231,6 +231,6 @@ CHECKS = (
     check_verify,
     one_of("on_error", "raise", "fallback"),
     check_names,
-    one_of("range_source", "prove", "prove+annotate"),
+    one_of("range_source", "prove", "prove+annotate", "check"),
     check_inductor,
 )

@@ -103,7 +103,8 @@ class Report:
         ]
         lines += [f"  note: {note}" for note in self.notes]
         for record in self.records:
-            lines.append(f"  {record.name}: {record.nodes_before} -> {record.nodes_after} nodes")
+            name = f"{record.name}, body for {record.body}" if record.body else record.name
+            lines.append(f"  {name}: {record.nodes_before} -> {record.nodes_after} nodes")
             lines += [f"    {line}" for line in folded(record.remarks)]
         for found in self.generated:
             lines.append("  generated code: " + ", ".join(f"{n} {what}" for what, n in found.items()))

@@ -22,8 +22,10 @@ from k3compile.passes.legality import (
     layout,
     layout_objection,
     obligations,
+    ruled,
     scatter_objection,
 )
+from k3compile.passes.multi_version import RANGES, promised_starts
 from k3compile.passes.prover import expr
 from k3compile.passes.range_hints import bound_hint, origin_hint
 from k3compile.passes.ranges import Range, range_of
@@ -63,15 +65,15 @@ class Work:
     def __init__(self, graph: fx.Graph, ctx: Context):
         self.graph, self.ctx, self.prover = graph, ctx, ctx.prover
         self.aliases, self.sizes = Aliases(graph), Sizes(graph)
+        self.promised = promised_starts(graph) if ctx.body == RANGES else set()
 
     def attempt(self, site: IndexSite) -> Remark:
         """Rewrite ``site`` or say why not."""
         found = site.problem or range_of(site.index, self.prover)
         if isinstance(found, str):
             return missed(site, found, fix_it=origin_hint(found))
-        proofs = [
-            Proof("index is a range", "construction", f"{' of '.join(reversed(found.built_by))} = {found}")
-        ]
+        how = "annotation" if self.promised & expr(found.start).free_symbols else "construction"
+        proofs = [Proof("index is a range", how, f"{' of '.join(reversed(found.built_by))} = {found}")]
         for obligation, left, right in obligations(site, found):
             proof = self.prover.prove_le(obligation, left, right)
             if proof is None:
@@ -140,7 +142,9 @@ class Work:
 def missed(site: IndexSite, reason: str, detail: str = "", fix_it: str | None = None) -> Remark:
     source = location(site.node)
     where = str(source) if source else None
-    return Remark(NAME, "missed", site.node.name, op_name(site.node), reason, detail, where, (), fix_it)
+    return Remark(
+        NAME, "missed", site.node.name, op_name(site.node), ruled(reason), detail, where, (), fix_it
+    )
 
 
 def applied(site: IndexSite, found: Range, proofs: list[Proof], detail: str, launches: int) -> Remark:

@@ -1,10 +1,10 @@
 """Finds the places of a graph that read or write rows by an index tensor, in every spelling ATen has for it.
 
-    gather     index_select(x, d, i)       index.Tensor(x, [None, i])            -> rows of x
-    scatter    index_copy(x, d, i, y)      index_put(x, [None, i], y)            -> x with rows replaced by y
+    gather     index_select(x, d, i)     index.Tensor(x, [None, i])     gather(x, d, i in every column)
+    scatter    index_copy(x, d, i, y)    index_put(x, [None, i], y)     scatter(x, d, i in every column, y)
 
-Embedding, gather, scatter and index_add are no sites: their index is data by nature. A fancy index that is
-data is one, and its remark says where the index comes from.
+A gather or scatter by a table that differs between columns, embedding and index_add are no sites: their index
+is data by nature. A fancy index that is data is one, and its remark says where the index comes from.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import torch
 from k3compile.passes.graph import arguments, tensor
+from k3compile.passes.row_tables import run_behind
 from torch import fx
 
 aten = torch.ops.aten
 NAMED = {aten.index_select.default, aten.index_copy.default}
+TABLES = {aten.gather.default, aten.scatter.src}
 FANCY = {aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten._unsafe_index_put.default}
-IN_PLACE = {aten.index_copy_.default, aten.index_put_.default}
+IN_PLACE = {aten.index_copy_.default, aten.index_put_.default, aten.scatter_.src}
 MASKS = (torch.bool, torch.uint8)
 
 
@@ -40,7 +42,9 @@ class IndexSite(NamedTuple):
 
 def site_nodes(graph: fx.Graph) -> list[fx.Node]:
     """The node of every site, in graph order; each must end in one remark."""
-    return [n for n in graph.nodes if n.op == "call_function" and n.target in NAMED | FANCY | IN_PLACE]
+    known = NAMED | FANCY | IN_PLACE
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    return [n for n in calls if n.target in known or (n.target in TABLES and rows_of_table(n) is not None)]
 
 
 def site_of(node: fx.Node) -> IndexSite:
@@ -50,10 +54,18 @@ def site_of(node: fx.Node) -> IndexSite:
 
 def named_site(node: fx.Node) -> IndexSite:
     named = arguments(node)
-    base, source = named["self"], named.get("source")
+    base, source = named["self"], named.get("source", named.get("src"))
     rank = tensor(base).dim()
+    index = rows_of_table(node) if node.target in TABLES else named["index"]
     problem = in_place(node) or ("the tensor has no dimensions" if rank == 0 else None)
-    return IndexSite(node, base, named["dim"] % max(rank, 1), named["index"], source, problem)
+    return IndexSite(node, base, named["dim"] % max(rank, 1), index, source, problem)
+
+
+def rows_of_table(node: fx.Node) -> fx.Node | None:
+    """The 1-D index that the table of a gather or scatter shows in every column, along its dimension."""
+    named = arguments(node)
+    table = tensor(named["index"])
+    return run_behind(named["index"], named["dim"] % table.dim()) if table.dim() else None
 
 
 def fancy_site(node: fx.Node) -> IndexSite:

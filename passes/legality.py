@@ -1,23 +1,56 @@
 """When a gather of a proven range may become a view, and a scatter a write of a slice.
 
-A view must mean what the copy meant: the bounds hold (a slice clamps where an index raises), the layout is
-the same, nobody outside sees it, and what it looks at does not change under it (:mod:`aliasing`). Two more
-rules are about cost: kernels that rely on alignment keep it, and a small view does not keep a large tensor
-alive.
+    R1  the index is one range of step one along one dimension, in every column; nothing accumulates
+    R2  0 <= start <= end <= size is proven: a slice clamps where an index raises
+    R3  the result has the same sizes, strides, dtype; what is scattered fits its target, element by element
+    R4  no output of the graph sees the view
+    R5  what the view looks at is not written before its last reader; nothing else writes what is scattered to
+    R6  no consumer writes the memory it reads through the view
+    R7  kernels of other devices keep the alignment they assume
+    R8  a small view does not keep a large tensor alive
+
+Every refusal names its rule; R4 to R6 are judged in :mod:`aliasing`. The last two are about cost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from k3compile.passes.aliasing import Aliases, storage_of
-from k3compile.passes.graph import tensor
-from k3compile.passes.index_sites import IndexSite
+from k3compile.passes.graph import arguments, tensor
+from k3compile.passes.index_sites import TABLES, IndexSite
 from k3compile.passes.prover import Prover, Size, expr
 from k3compile.passes.ranges import Range
 from torch import fx
 
 KEPT_ALIVE = 16  # a view of less than this fraction of an intermediate tensor is not worth keeping the rest
 ALIGNMENT = 16  # bytes that kernels of other devices may assume of a pointer
+RULES = {  # what the reasons of each rule say
+    "R1": (
+        *("index comes from", "the index ", "dimensions are indexed at once", "has no dimensions"),
+        *("step is", "arange of floating", "passes through", "the class changes", "accumulates"),
+    ),
+    "R2": ("unproven: ",),
+    "R3": (
+        *("the result would be", "the result would have", "the target is torch."),
+        *("broadcast over the rows", "may overlap itself"),
+    ),
+    "R4": ("reach an output",),
+    "R5": ("written before", "written elsewhere", "writes in place"),
+    "R6": ("a consumer", "memory of the target"),
+    "R7": ("not be aligned",),
+    "R8": ("larger alive",),
+}
+
+
+def ruled(reason: str) -> str:
+    """A refusal with the rule it rests on: ``the view would reach an output of the graph (R4)``.
+
+    Refusals that rest on none, such as fuel that ran out, stay as they are.
+    """
+    rule = next((rule for rule, words in RULES.items() if any(word in reason for word in words)), None)
+    return f"{reason} ({rule})" if rule else reason
 
 
 def obligations(site: IndexSite, found: Range) -> list[tuple[str, Size, Size]]:
@@ -46,7 +79,9 @@ def scatter_objection(site: IndexSite, found: Range, aliases: Aliases, prover: P
         return f"the target is {target.dtype}, the source {source.dtype}"
     wanted = [*target.shape]
     wanted[site.dim] = found.length
-    if source.dim() != len(wanted) or not all(map(prover.equal, source.shape, wanted)):
+    if site.node.target in TABLES and not fits(tensor(arguments(site.node)["index"]), wanted, prover):
+        return "the index leaves out columns"
+    if not fits(source, wanted, prover):
         return "the source is broadcast over the rows"
     if may_overlap(target, prover):
         return "the target may overlap itself"
@@ -55,6 +90,11 @@ def scatter_objection(site: IndexSite, found: Range, aliases: Aliases, prover: P
     if aliases.other_writers(site.base, site.node):
         return "the target is written elsewhere too"
     return None
+
+
+def fits(t: torch.Tensor, wanted: Sequence[Size], prover: Prover) -> bool:
+    """Whether ``t`` has the sizes ``wanted``."""
+    return t.dim() == len(wanted) and all(map(prover.equal, t.shape, wanted))
 
 
 def alignment_objection(site: IndexSite, found: Range, aliases: Aliases, prover: Prover) -> str | None:

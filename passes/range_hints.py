@@ -13,7 +13,11 @@ from k3compile.passes.source import positional, spelled
 from torch import fx
 
 INDEX_CALLS = {"index_select", "index_copy", "index_copy_"}
-BUILD_IT = "build the index with torch.arange(start, end) from sizes kept in a CPU int64 tensor"
+BUILD_IT = (
+    "annotate it with k3compile.annotate_range(index, start, end) before the first call, or build it in the "
+    "graph with torch.arange(start, end) from sizes kept in a CPU int64 tensor"
+)
+WIDEN_IT = "keep the index in int64, or add torch._check(end <= 2**31)"
 
 
 def bound_hint(site: IndexSite, found: Range, obligation: str) -> str:
@@ -32,6 +36,8 @@ def origin_hint(reason: str) -> str | None:
     """What to do about an index without a proven range, where there is something to do."""
     if reason.startswith("the class changes more than once"):
         return "order the batch so that the rows of one class are contiguous"
+    if reason.startswith("passes through torch.int32"):
+        return WIDEN_IT
     return BUILD_IT if reason == "index comes from a graph input" else None
 
 

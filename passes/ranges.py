@@ -2,10 +2,10 @@
 
     i = arange(s, e)        [s, e)          j = split(arange(n), [a, n - a])[1]     [a, n)
     i[1:4] + k              [s + 1 + k, s + 4 + k)       cat of [a, b) and [b, c)   [a, c)
+    i[arange(1, 4)]         [s + 1, s + 4)               i[:, None].squeeze(1)      [s, e)
 
 Only the start is computed here; the length is the index's own size. Anything else is refused with where the
-index comes from. A host annotation of an index that is a graph input would be a third way to answer
-:func:`range_of`.
+index comes from. An annotated input is an arange too, in the body made for it (:mod:`multi_version`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from k3compile.passes.graph import arguments, op_name, tensor, value
 from k3compile.passes.prover import Prover, Size, expr
+from k3compile.passes.row_tables import run_behind, step
 from torch import fx
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -81,13 +82,28 @@ def from_arange(node: fx.Node, prover: Prover) -> Answer:
 
 
 def same_values(node: fx.Node, prover: Prover) -> Answer:
-    if tensor(node.args[0]).dim() != 1:
+    before, axis = step(node, 0)
+    run = run_behind(before, axis) if before is not None else None
+    if run is None:
         root = origin(node)  # a table of indices; one made of a range need not give it back in order
         return f"index comes from {op_name(node) if root in ('aten.arange', 'prims.iota') else root}"
-    answer = range_of(node.args[0], prover)
+    answer = range_of(run, prover)
     if isinstance(answer, Range) and not prover.equal(answer.length, tensor(node).shape[0]):
         return f"index comes from {op_name(node)}"  # expand repeats its one row
     return answer
+
+
+def nested(node: fx.Node, prover: Prover) -> Answer:
+    """The rows of a range that another range picks."""
+    named = arguments(node)
+    picked = named["index"] if "index" in named else named["indices"][0]
+    outer = range_of(named["self"], prover)
+    inner = range_of(picked, prover) if isinstance(outer, Range) else outer
+    if isinstance(inner, str):
+        return inner
+    if not prover.le(0, inner.start) or not prover.le(inner.end, outer.length):
+        return "index comes from a range of another that may reach past its end"
+    return outer._replace(start=outer.start + inner.start)
 
 
 def shifted(sign: int) -> Rule:
@@ -168,6 +184,9 @@ RULES: dict[object, Rule] = {
             aten.expand.default,
             prims.convert_element_type.default,
             prims.device_put.default,
+            aten.squeeze.default,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
         ),
         same_values,
     ),
@@ -178,4 +197,5 @@ RULES: dict[object, Rule] = {
     aten.slice.Tensor: part,
     operator.getitem: piece,
     aten.cat.default: joined,
+    **dict.fromkeys((aten.index_select.default, aten.index.Tensor, aten._unsafe_index.Tensor), nested),
 }

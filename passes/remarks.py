@@ -74,7 +74,10 @@ class PassResult:
 @dataclass(frozen=True)
 class PassRecord:
     """One pass over one graph as the runner saw it. seconds is wall time of the pass and its clean-up,
-    cpu_seconds what this process computed in it."""
+    cpu_seconds what this process computed in it.
+
+    body: which of the bodies of a graph that has several (:mod:`multi_version`); empty where there is one.
+    """
 
     name: str
     seconds: float
@@ -83,6 +86,7 @@ class PassRecord:
     nodes_before: int
     nodes_after: int
     cpu_seconds: float = 0.0
+    body: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers."""

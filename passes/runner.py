@@ -73,7 +73,8 @@ class Context:
     graph's values when None. clone_graph: copies a graph with all that its level keeps on nodes.
     snapshot(gm) is called before and after each pass when on_pass is set, which then gets (name, before,
     after, seconds). extra_inputs: the placeholders that passes added, in order. export_rows: length of the
-    export columns, one entry a row of a call.
+    export columns, one entry a row of a call. body: which of a graph's
+    bodies this is, where it has several.
     """
 
     level: Level
@@ -83,27 +84,28 @@ class Context:
     verify: Verify | Mapping[str, Verify] = "off"
     compare: Callable[..., tuple[Remark, ...]] | None = None
     on_error: Literal["raise", "fallback"] = "raise"
-    fake_mode: FakeTensorMode | None = None
-    prover: Prover | None = None
     never_undone: tuple[type[Exception], ...] = ()
     on_undone: Callable[[str, Exception], None] = lambda name, error: None
+    fake_mode: FakeTensorMode | None = None
+    prover: Prover | None = None
     clone_graph: Callable[[fx.Graph], fx.Graph] = copy.deepcopy
     snapshot: Callable[[fx.GraphModule], Any] = lambda gm: None
     on_pass: Callable[[str, Any, Any, float], None] | None = None
     extra_inputs: list[ExtraInput] = field(default_factory=list)
     export_rows: int = 256
+    body: str = ""
 
     def may_rewrite(self, name: str) -> bool:
         """Whether pass ``name`` may apply its next rewrite. Asking uses fuel: ask once, last, per rewrite."""
         return not self.veto(name) and self.fuel.take()
 
-
-def run_passes(gm: fx.GraphModule, passes: Sequence[Pass], ctx: Context) -> list[PassRecord]:
-    """Run ``passes`` in order over ``gm``, in place; one record each.
-
     def verifies(self, name: str) -> Verify:
         """How pass ``name`` is to be checked."""
         return self.verify if isinstance(self.verify, str) else self.verify.get(name, "off")
+
+
+def run_passes(gm: fx.GraphModule, passes: Sequence[Pass], ctx: Context) -> list[PassRecord]:
+    """Run ``passes`` in order over ``gm``, in place; one record each.
 
     Raises PassError, naming the pass, when one fails and ``ctx.on_error`` is ``raise``.
     """
@@ -111,7 +113,8 @@ def run_passes(gm: fx.GraphModule, passes: Sequence[Pass], ctx: Context) -> list
     mode = ctx.fake_mode or fake_mode_of(gm.graph)
     prover = ctx.prover or Prover(mode.shape_env if mode is not None else None)
     ctx = replace(ctx, fake_mode=mode, prover=prover)
-    return [skipped(gm, one) if one.name in ctx.disabled else run_one(gm, one, ctx) for one in passes]
+    records = [skipped(gm, one) if one.name in ctx.disabled else run_one(gm, one, ctx) for one in passes]
+    return [replace(record, body=ctx.body) for record in records]
 
 
 def skipped(gm: fx.GraphModule, one: Pass) -> PassRecord:
@@ -134,15 +137,15 @@ def run_one(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassRecord:
         if ctx.on_error == "raise" or isinstance(error, ctx.never_undone):
             raise PassError(f"pass {one.name} failed: {error}") from error
         gm.graph = pristine
+        del ctx.extra_inputs[extras:]  # placeholders that went with the graph
         reason = f"failed and was undone: {type(error).__name__}: {error}"
         result = PassResult(False, (Remark(one.name, "note", "", "", reason),))
+        ctx.on_undone(one.name, error)
     gm.recompile()
     seconds, busy = time.perf_counter() - started, time.process_time() - began
     if ctx.on_pass:
-        del ctx.extra_inputs[extras:]  # placeholders that went with the graph
         ctx.on_pass(one.name, before, ctx.snapshot(gm), seconds)
     return PassRecord(one.name, seconds, result.changed, result.remarks, count, len(gm.graph.nodes), busy)
-        ctx.on_undone(one.name, error)
 
 
 def checked(gm: fx.GraphModule, one: Pass, ctx: Context, pristine: fx.Graph | None) -> PassResult:
@@ -160,15 +163,15 @@ def checked(gm: fx.GraphModule, one: Pass, ctx: Context, pristine: fx.Graph | No
         problems += [] if result.changed or not expected.touched(gm.graph) else ["it says it changed nothing"]
         if problems:
             raise PassError("; ".join(problems))
+    if level == "differential" and result.changed:
+        assert ctx.compare is not None, "differential verification needs values to run on"
+        said = ctx.compare(one, fx.GraphModule(gm, pristine), gm, tuple(ctx.extra_inputs))
+        result = replace(result, remarks=(*result.remarks, *said))
     return result
 
 
 def fill_values(graph: fx.Graph, ctx: Context) -> None:
     """Give new nodes the value they lack. A Dynamo graph's nodes may lack one; ATen's may not."""
-    if level == "differential" and result.changed:
-        assert ctx.compare is not None, "differential verification needs values to run on"
-        said = ctx.compare(one, fx.GraphModule(gm, pristine), gm, tuple(ctx.extra_inputs))
-        result = replace(result, remarks=(*result.remarks, *said))
     for node in graph.nodes:
         if node.op == "call_function" and not node.meta.keys() & {"val", "example_value"}:
             node.meta["val" if ctx.level == "aten" else "example_value"] = infer(node, ctx.fake_mode)

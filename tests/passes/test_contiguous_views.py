@@ -55,7 +55,7 @@ def test_a_missing_check_is_named_in_the_users_own_words():
 
     compiled = check(f, [table(), torch.tensor([3])], unbacked="L['x']:0")
     (remark,) = compiled.remarks()
-    assert (remark.kind, remark.reason) == ("missed", "unproven: end <= size")
+    assert (remark.kind, remark.reason) == ("missed", "unproven: end <= size (R2)")
     assert remark.fix_it == "add torch._check(nd <= x.shape[0])"
     assert remark.source.startswith(__file__)
 
@@ -105,22 +105,22 @@ def test_a_run_is_recognised_however_it_is_built(build):
 
 
 REFUSED = {
-    "a graph input": (lambda i: i, "index comes from a graph input"),
-    "reversed": (lambda i: torch.arange(2, -1, -1), "step is -1"),
-    "strided": (lambda i: torch.arange(0, 6, 2), "step is 2"),
-    "duplicates": (lambda i: torch.arange(3).clamp(max=1), "index comes from aten.arange"),
-    "a constant": (lambda i: torch.tensor([3, 4, 5]), "index comes from a constant"),
-    "repeated": (lambda i: torch.arange(1).expand(3), "index comes from aten.expand"),
-    "permuted": (lambda i: torch.arange(3).flip(0), "index comes from aten.flip"),
-    "scaled": (lambda i: torch.arange(3) * 2, "index comes from aten.mul"),
-    "subtracted from": (lambda i: 3 - torch.arange(3), "index comes from aten.rsub"),
-    "through float": (lambda i: torch.arange(3.0).long(), "passes through torch.float32"),
-    "through bytes": (lambda i: torch.arange(3).to(torch.int8).long(), "passes through torch.int8"),
+    "a graph input": (lambda i: i, "index comes from a graph input (R1)"),
+    "reversed": (lambda i: torch.arange(2, -1, -1), "step is -1 (R1)"),
+    "strided": (lambda i: torch.arange(0, 6, 2), "step is 2 (R1)"),
+    "duplicates": (lambda i: torch.arange(3).clamp(max=1), "index comes from aten.arange (R1)"),
+    "a constant": (lambda i: torch.tensor([3, 4, 5]), "index comes from a constant (R1)"),
+    "repeated": (lambda i: torch.arange(1).expand(3), "index comes from aten.expand (R1)"),
+    "permuted": (lambda i: torch.arange(3).flip(0), "index comes from aten.flip (R1)"),
+    "scaled": (lambda i: torch.arange(3) * 2, "index comes from aten.mul (R1)"),
+    "subtracted from": (lambda i: 3 - torch.arange(3), "index comes from aten.rsub (R1)"),
+    "through float": (lambda i: torch.arange(3.0).long(), "passes through torch.float32 (R1)"),
+    "through bytes": (lambda i: torch.arange(3).to(torch.int8).long(), "passes through torch.int8 (R1)"),
     "two runs": (
         lambda i: torch.cat([torch.arange(0, 2), torch.arange(4, 6)]),
-        "the class changes more than once: its rows are [0, 2) and [4, 6)",
+        "the class changes more than once: its rows are [0, 2) and [4, 6) (R1)",
     ),
-    "sorted": (lambda i: i.sort().values, "index comes from aten.sort"),
+    "sorted": (lambda i: i.sort().values, "index comes from aten.sort (R1)"),
 }
 
 
@@ -141,16 +141,16 @@ def test_a_mask_and_a_table_of_indices_stay():
         return x[keep.nonzero().squeeze(1)] * 2, x[ids], x[:, torch.arange(2)][torch.arange(1)]
 
     compiled = check(f, [table(), torch.tensor([True, False] * 4), torch.tensor([[1, 2], [3, 4]])])
-    assert "index comes from aten.nonzero" in compiled.missed()
-    assert "the index has 2 dimensions" in compiled.missed()
+    assert "index comes from aten.nonzero (R1)" in compiled.missed()
+    assert "the index has 2 dimensions (R1)" in compiled.missed()
 
 
 @SPELLINGS
 def test_columns_are_sliced_only_if_the_strides_stay(decompose):
     compiled = check(lambda x: x.index_select(1, torch.arange(1, 3)) + 1, [table()], decompose=decompose)
-    assert compiled.missed() == ["the result would have other strides"]
+    assert compiled.missed() == ["the result would have other strides (R3)"]
     compiled = check(lambda x: x.index_select(1, torch.arange(1, 3)) + 1, [table(1)])
-    assert compiled.missed() == ["the result would have other strides"]
+    assert compiled.missed() == ["the result would have other strides (R3)"]
 
 
 def bounded(x, n):
@@ -164,7 +164,9 @@ def test_a_view_does_not_reach_an_output():
         y = x.index_select(0, bounded(x, n))
         return y, y.view(-1), y.clone()
 
-    assert check(f, [table(), 6], dynamic=True).missed() == ["the view would reach an output of the graph"]
+    assert check(f, [table(), 6], dynamic=True).missed() == [
+        "the view would reach an output of the graph (R4)"
+    ]
 
 
 def test_a_view_is_not_taken_of_what_is_written_before_its_last_read():
@@ -182,7 +184,7 @@ def test_a_view_is_not_taken_of_what_is_written_before_its_last_read():
 
     args = [table(4, 4), 2, torch.rand(8, 3, 4), torch.rand(4, 4), torch.tensor([1]), torch.tensor([0, 4])]
     assert check(written_by_an_op, args, dynamic=True).missed() == [
-        "the base is written before the view is last read"
+        "the base is written before the view is last read (R5)"
     ]
 
 
@@ -192,7 +194,7 @@ def test_a_view_is_not_handed_to_what_writes_its_base(rev_into):
         return x * 2
 
     assert check(f, [table(), 6], dynamic=True).missed() == [
-        "a consumer that takes the view writes the same storage"
+        "a consumer that takes the view writes the same storage (R6)"
     ]
 
     def through_a_view_and_a_copy(x, n: int):
@@ -200,7 +202,7 @@ def test_a_view_is_not_handed_to_what_writes_its_base(rev_into):
         return x * 2
 
     reasons = check(through_a_view_and_a_copy, [table(), 6], dynamic=True).missed()
-    assert reasons == ["a consumer that takes the view writes the same storage"]
+    assert reasons == ["a consumer that takes the view writes the same storage (R6)"]
 
 
 def test_a_view_is_not_written_through(rev_into):
@@ -210,7 +212,7 @@ def test_a_view_is_not_written_through(rev_into):
         return y + 1
 
     reasons = check(f, [table(), -table(2), 6], dynamic=True).missed()
-    assert reasons == ["a consumer would write through the view"]
+    assert reasons == ["a consumer would write through the view (R6)"]
 
 
 def test_rows_copied_within_one_tensor_are_not_read_through_a_view():
@@ -220,14 +222,14 @@ def test_rows_copied_within_one_tensor_are_not_read_through_a_view():
         return x.sum()
 
     compiled = check(f, [table(), 5], dynamic=True)
-    assert "a consumer that takes the view writes the same storage" in compiled.missed()
+    assert "a consumer that takes the view writes the same storage (R6)" in compiled.missed()
 
 
 def test_a_small_view_does_not_keep_a_large_tensor():
     def f(x):
         return (x * 2).index_select(0, torch.arange(2)) + 1
 
-    reason = "the view would keep a tensor at least 16 times larger alive"
+    reason = "the view would keep a tensor at least 16 times larger alive (R8)"
     assert check(f, [table(64)]).missed() == [reason]
     assert check(f, [table(8)]).applied() == ["aten.index_select"]
 
@@ -259,7 +261,7 @@ def test_a_target_that_overlaps_itself_stays():
 
     compiled = Compiled(f)
     compiled(table(1), torch.rand(3, 3))
-    assert compiled.missed() == ["the target may overlap itself"]
+    assert compiled.missed() == ["the target may overlap itself (R3)"]
 
 
 @SPELLINGS
@@ -270,7 +272,7 @@ def test_a_scattered_input_that_is_overwritten_later_stays(decompose):
         return z
 
     compiled = check(f, [table(4, 6), -torch.ones(2, 6)], decompose=decompose)
-    assert compiled.missed() == ["the target is written elsewhere too"]
+    assert compiled.missed() == ["the target is written elsewhere too (R5)"]
 
 
 def test_a_target_written_twice_and_a_source_inside_the_target_stay():
@@ -280,7 +282,10 @@ def test_a_target_written_twice_and_a_source_inside_the_target_stay():
         return z, torch.index_copy(y, 0, torch.arange(3), y[1:4])
 
     reasons = check(f, [table(), table()]).missed()
-    assert reasons[1:] == ["the target is written elsewhere too", "the source is memory of the target"]
+    assert reasons[1:] == [
+        "the target is written elsewhere too (R5)",
+        "the source is memory of the target (R6)",
+    ]
 
 
 def test_a_broadcast_source_and_an_accumulating_scatter_stay():
@@ -288,7 +293,7 @@ def test_a_broadcast_source_and_an_accumulating_scatter_stay():
         return x.index_put((torch.arange(3),), y), x.index_put((torch.arange(3),), x[:3], accumulate=True)
 
     compiled = check(f, [table(), torch.tensor(7.0)])
-    assert compiled.missed() == ["the source is broadcast over the rows", "it accumulates"]
+    assert compiled.missed() == ["the source is broadcast over the rows (R3)", "it accumulates (R1)"]
 
 
 @pytest.mark.parametrize("rows", [[3, 4, 5], [5, 4, 3], [0, 2, 4], [0, 0, 2], [2, 0, 1], [6], list(range(8))])
