@@ -10,16 +10,13 @@ from typing import Any
 
 import sympy
 
+from ..passes.expressions import parse
+
 Size = int | sympy.Expr
 ITEM = {"bool": 1, "complex64": 8, "complex128": 16}
 
 
-@lru_cache(maxsize=4096)
-def parsed(text: str) -> sympy.Expr:
-    """An expression of a snapshot; its symbols are non-negative integers."""
-    names = set(re.findall(r"\b[a-z]+\d+\b", text))
-    known = {name: sympy.Symbol(name, integer=True, nonnegative=True) for name in names}
-    return sympy.sympify(text, known)
+parsed = lru_cache(maxsize=4096)(parse)
 
 
 def size(value: int | str) -> Size:
