@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("model.js", "draw.js", "detail.js", "view.js")
+SCRIPTS = ("model.js", "draw.js", "cost.js", "detail.js", "view.js")
 
 
 def html(data: Mapping[str, Any], title: str = "") -> str:

@@ -65,6 +65,8 @@ function showDetail() {
   }
   const parts = [make("h2", {}, ...title)];
   if (row.detail) parts.push(make("p", {}, row.detail));
+  const others = row.group === null ? [] : step.rows.filter((r) => r.group === row.group && r !== row);
+  if (others.length) parts.push(make("p", {}, "one rewrite with ", ...others.slice(0, 24).flatMap((r, i) => [i ? ", " : "", make("span", { class: "whole" }, make("span", { class: "t-" + r.kind }, MARKS[r.kind]), link((r.a || r.b).id, r.a ? "a" : "b", step))]), others.length > 24 ? ` and ${others.length - 24} more` : ""));
   const names = new Set([row.a && row.a.name, row.b && row.b.name]);
   const said = remarksHere().filter((r) => names.has(r.node));
   detail.replaceChildren(...parts, table, ...said.map((r) => remark(r, 1)));
@@ -90,31 +92,24 @@ function remarkWithSites(group) {
   return element;
 }
 
-function costTable(before, after) {
-  const show = (v) => (v === undefined || v === null ? "" : typeof v === "number" ? v.toLocaleString("en") : String(v));
-  const keys = Object.keys({ ...(before || {}), ...(after || {}) }).filter((k) => typeof (after || before)[k] !== "object");
-  const table = make("table", {}, make("tr", {}, make("th", {}, "cost"), ...(before ? [make("th", { class: "number" }, "before")] : []), make("th", { class: "number" }, "after"), ...(before ? [make("th", { class: "number" }, "change")] : [])));
-  for (const key of keys) {
-    const b = before ? before[key] : undefined, a = after ? after[key] : undefined;
-    const change = typeof a === "number" && typeof b === "number" ? (a === b ? "0" : (a > b ? "+" : "−") + Math.abs(a - b).toLocaleString("en")) : show(a) === show(b) ? "0" : "differs";
-    table.append(make("tr", {}, make("th", {}, key.replaceAll("_", " ")), ...(before ? [make("td", { class: "number" }, show(b))] : []), make("td", { class: "number" }, show(a)), ...(before ? [make("td", { class: "number" }, change)] : [])));
-  }
-  return table;
-}
-
-function symbolTable(snapshot) {
+function symbolTable(snapshot, meanings) {
   const entries = Object.entries(snapshot.symbols || {});
   if (!entries.length) return [];
-  const words = entries.map(([name, r]) => `${r.min === null ? "" : r.min + " ≤ "}${name}${r.max === null ? "" : " ≤ " + r.max}`);
-  return [make("h3", {}, "symbols"), make("p", { class: "mono" }, words.join(", "))];
+  const range = (name, r) => `${r.min === null ? "" : r.min + " ≤ "}${name}${r.max === null ? "" : " ≤ " + r.max}`;
+  const table = make("table", {}, ...entries.map(([name, r]) => make("tr", {}, make("td", {}, range(name, r)), make("td", {}, meanings[name] || ""))));
+  return [make("h3", {}, "symbols"), table];
 }
 
 function showPass() {
   const stage = data.stages[state.stage], before = data.stages[state.stage - 1], parts = [make("h3", {}, stage.delta ? `pass ${stage.name}` : stage.name)];
   const nodes = data.snapshots[stage.snapshot].nodes.length, seconds = stage.seconds ? `, ${(stage.seconds * 1e3).toFixed(1)} ms` : "";
   parts.push(make("p", {}, stage.delta ? `${data.snapshots[before.snapshot].nodes.length} → ${nodes} nodes${seconds}` : `${nodes} nodes${seconds}`));
-  if (stage.cost) parts.push(costTable(stage.delta && before.cost, stage.cost));
-  parts.push(...symbolTable(data.snapshots[stage.snapshot]));
+  for (const c of stage.delta ? stage.delta.changes : []) if (c.before === null && c.after === null) parts.push(make("p", {}, `${MARKS.meta} the whole graph: ${c.detail}`));
+  if (stage.cost) parts.push(...costPart((stage.delta && before.cost) || null, stage.cost, data.snapshots[stage.snapshot].symbols, (symbol) => {
+    showPass();
+    document.querySelector(`#sizes [data-symbol="${CSS.escape(symbol)}"]`).focus();
+  }));
+  parts.push(...symbolTable(data.snapshots[stage.snapshot], (stage.cost && stage.cost.symbols) || {}));
   const groups = new Map();
   for (const r of remarksHere()) {
     const key = JSON.stringify([r.kind, r.op, r.source, r.reason, r.detail, r.fix_it, r.proofs]);

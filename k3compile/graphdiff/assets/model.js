@@ -16,6 +16,9 @@ function firstTensor(value) {
   return value && typeof value === "object" && "shape" in value ? value : null;
 }
 
+// A node that went or came in a rewrite of many is shown as gone or new; the rewrite's number says the rest.
+const kindOf = (change) => (change.after === null ? "removed" : change.before === null ? "added" : change.kind);
+
 // Rows of one stage against the one before: those of the new graph in its order, and each node that went
 // away after the last of its elders that stayed.
 function makeRows(before, after, delta) {
@@ -23,10 +26,12 @@ function makeRows(before, after, delta) {
   if (before) for (const [b, a] of delta.pairs) partner.set(a, b);
   const kept = new Map([...partner].map(([a, b]) => [b, a]));
   for (const change of before ? delta.changes : []) {
+    if (change.before === null && change.after === null) continue;  // of the whole graph
     const key = change.after !== null ? "a" + change.after : "b" + change.before;
     const known = kinds.get(key);
-    if (!known || KINDS.indexOf(change.kind) < KINDS.indexOf(known.kind)) {
-      kinds.set(key, { kind: change.kind, detail: known ? change.detail + "; " + known.detail : change.detail });
+    if (!known || KINDS.indexOf(kindOf(change)) < KINDS.indexOf(known.kind)) {
+      const group = change.group === undefined || change.group === null ? null : change.group;
+      kinds.set(key, { kind: kindOf(change), detail: known ? change.detail + "; " + known.detail : change.detail, group });
     } else known.detail += "; " + change.detail;
     if (change.kind === "rewritten" && change.before !== null && change.after !== null && !kept.has(change.before)) {
       partner.set(change.after, change.before); kept.set(change.before, change.after);
@@ -42,7 +47,7 @@ function makeRows(before, after, delta) {
   const put = (b, a) => {
     const found = kinds.get(a ? "a" + a.id : "b" + b.id) || (a ? null : kinds.get("b" + b.id));
     const missing = before ? (!a ? "removed" : !b ? "added" : "same") : "same";
-    const row = { index: rows.length, b, a, kind: found ? found.kind : missing, detail: found ? found.detail : "" };
+    const row = { index: rows.length, b, a, kind: found ? found.kind : missing, detail: found ? found.detail : "", group: found ? found.group : null };
     const node = a || b;
     row.shape = shapeText(node.value);
     row.text = [node.name, node.target, row.shape, node.source || "", node.module || "", (node.from || []).join(" "), b && a ? b.name + " " + b.target : ""].join(" ").toLowerCase();
@@ -110,7 +115,7 @@ function repeats(rows) {
 // What the list shows: rows, and one line for each run of repeats that is folded away.
 function listed(step, words, kind, fold, opened) {
   const tokens = words.toLowerCase().split(/\s+/).filter(Boolean);
-  const rows = step.rows.filter((r) => (kind === "all" || (kind === "changed" ? r.kind !== "same" : r.kind === kind)) && tokens.every((t) => r.text.includes(t)));
+  const rows = step.rows.filter((r) => (kind === "all" || (kind === "changed" ? r.kind !== "same" : r.kind === kind || (kind === "rewritten" && r.group !== null))) && tokens.every((t) => r.text.includes(t)));
   if (!fold || tokens.length) return rows;
   const shown = [];
   let at = 0;

@@ -28,7 +28,7 @@ function stepOf(index) {
 // ---- the strip of passes
 function counts(stage) {
   const found = {};
-  for (const change of stage.delta ? stage.delta.changes : []) found[change.kind] = (found[change.kind] || 0) + 1;
+  for (const change of stage.delta ? stage.delta.changes : []) if (change.before !== null || change.after !== null) found[kindOf(change)] = (found[kindOf(change)] || 0) + 1;
   return found;
 }
 

@@ -222,7 +222,51 @@ def test_costs_of_the_pass_stand_side_by_side(visit):
     assert "launches" in table
     assert "100" in table
     assert "88" in table
-    assert "−12" in table
+    assert "−12 (−12\u00a0%)" in table
+
+
+def test_symbolic_costs_are_evaluated_at_the_reader_s_sizes(visit):
+    line = timeline(1)
+    line["stages"][-2]["cost"] = {"launches": 30, "bytes_read": "4*s0*(u0 + 1)"}
+    line["stages"][-1]["cost"] = {
+        "launches": 30,
+        "bytes_read": "Min(8, 2*s0) + s0**2 // 3 - -FloorDiv(u0, 4)",
+        "symbols": {"u0": "rows of x"},
+    }
+    page = visit(html(line))
+    page.fill("[data-symbol=s0]", "10")
+    page.press("[data-symbol=s0]", "Enter")
+    page.fill("[data-symbol=u0]", "7")
+    page.press("[data-symbol=u0]", "Enter")
+    cells = page.locator("#cost tr", has_text="bytes read").locator("td").all_inner_texts()
+    assert [c.replace("\u00a0", " ") for c in cells] == ["320 B", "42 B", "−278 B (−87 %)"]
+    assert page.locator("#cost tr", has_text="launches").locator("td").last.inner_text() == "0"
+    assert "rows of x" in page.inner_text("#pass")
+    assert page.locator("[data-symbol=u0]").evaluate("(e) => e === document.activeElement")
+
+
+def test_a_cost_that_cannot_be_read_leaves_its_formula(visit):
+    line = timeline(1)
+    line["stages"][-1]["cost"] = {"bytes_read": "Piecewise((s0, s0 > 2)); alert(1)"}
+    page = visit(html(line))
+    assert page.locator("#cost td").all_inner_texts()[1] == ""
+    page.click("summary")
+    assert "Piecewise((s0, s0 > 2)); alert(1)" in page.inner_text("details")
+
+
+def test_a_rewrite_of_many_nodes_is_told_as_one(visit):
+    line = timeline(1)
+    for change in line["stages"][-1]["delta"]["changes"]:
+        change.update(kind="rewritten", group=0)
+    line["stages"][-1]["delta"]["changes"].append(
+        {"kind": "meta", "before": None, "after": None, "detail": "u0 is at most 64", "group": None}
+    )
+    page = visit(html(line))
+    page.keyboard.press("n")
+    assert "one rewrite with ~%slice_0_1, −%index_copy_0" in page.inner_text("#detail")
+    page.click("#filters button:has-text('rewritten')")
+    assert page.inner_text("#count").startswith("3 of ")
+    assert "the whole graph: u0 is at most 64" in page.inner_text("#pass")
 
 
 def test_the_theme_can_be_switched_and_the_page_printed(visit):
