@@ -11,7 +11,8 @@ from k3compile import report, versions
 from k3compile.annotations import annotate_range, forget
 
 pytestmark = pytest.mark.usefixtures("own_reports")
-INNERS = ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.slow])]
+SLOW = [pytest.mark.inductor, pytest.mark.slow]
+INNERS = ["eager", "aot_eager", pytest.param("inductor", marks=SLOW)]
 
 
 @pytest.fixture(autouse=True)
@@ -72,15 +73,17 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("inner", INNERS)
-@pytest.mark.parametrize("first", STATES)
+FIRST = [(inner, name) for inner in INNERS[:2] for name in STATES]
+
+
+@pytest.mark.parametrize(("inner", "first"), [*FIRST, pytest.param("inductor", "stale", marks=SLOW)])
 def test_every_mix_gets_the_body_its_annotations_allow_from_one_graph(bodies, inner, first):
     annotate_range(torch.arange(1), 0, 1)  # a process that annotates, whatever comes first
     order = [first, *(name for name in STATES if name != first)]
     calls = Calls(annotated_layer.layer, annotated_layer.UNBACKED, exact=inner != "inductor", inner=inner)
     expected = []
     for number, mix in enumerate(MIXES):
-        for name in order if inner != "inductor" or number < 3 else order[:1]:
+        for name in order:
             prepare, body = STATES[name]
             calls(*prepare(*annotated_layer.arguments(*mix, seed=number)))
             expected.append(body)
