@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .adoption.layers import adopt, unadopt
     from .annotations import annotate_range
     from .export import Checkpoints, checkpoints, export_at
     from .llm import LLM
@@ -23,10 +24,12 @@ LAZY = {
     "CompileOptions": ".options",
     "LLM": ".llm",
     "SamplingParams": ".runtime.sampling_params",
+    "adopt": ".adoption.layers",
     "annotate_range": ".annotations",
     "checkpoints": ".export",
     "export_at": ".export",
     "open_ops": ".opened_ops",
+    "unadopt": ".adoption.layers",
 }
 __all__ = [
     "LLM",
@@ -34,10 +37,12 @@ __all__ = [
     "CompileOptions",
     "SamplingParams",
     "__version__",
+    "adopt",
     "annotate_range",
     "checkpoints",
     "export_at",
     "open_ops",
+    "unadopt",
 ]
 
 
