@@ -115,8 +115,13 @@ def site_of(node: fx.Node) -> Site | None:
     op, twin = (OPS.get(name), OPS.get(f"{name}_export")) if namespace == NAMESPACE else (None, None)
     if op is None or twin is None or added(op, twin) not in (SLOTS_FORM, POOL_FORM):
         return None
+    return Site(node, op, twin, given(node, op))
+
+
+def given(node: fx.Node, op: Op) -> dict[str, Any]:
+    """The arguments of a call, by name."""
     names = [argument.name for argument in op.overload._schema.arguments]
-    return Site(node, op, twin, {**dict(zip(names, node.args)), **node.kwargs})
+    return {**dict(zip(names, node.args)), **node.kwargs}
 
 
 def added(op: Op, twin: Op) -> set[str]:
@@ -167,7 +172,8 @@ def replace(site: Site) -> None:
     """The twin's call, by packet or overload as the op's was, with the value the op had."""
     node, op = site.node, site.twin.overload
     target = op if isinstance(node.target, torch._ops.OpOverload) else op.overloadpacket
-    args = tuple(site.named[argument.name] for argument in op._schema.arguments)
+    named = site.named | given(node, site.op)  # read again: an earlier site may have made an argument
+    args = tuple(named[argument.name] for argument in op._schema.arguments)
     with node.graph.inserting_before(node):
         new = emit(node.graph, target, args, like=node, mode=None, known=value(node))
     new.meta["example_value"] = new.meta.pop("val")

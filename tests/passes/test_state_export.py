@@ -174,3 +174,15 @@ def test_a_graph_without_such_calls_is_left_as_it_is():
     gm, remarks, extras = exported(gm)
     assert (gm.code, remarks, extras) == (code, (), [])
     assert all(not isinstance(e, ExtraInput) for e in extras)
+
+
+def test_a_site_may_read_what_an_earlier_site_made():
+    def chained(x, weight, window, slots, cu):
+        once = ops.short_conv(x, weight, window[0], slots, cu)
+        return ops.short_conv(once, weight, window[1], slots, cu)
+
+    x, weight, pools, slots, cu = slot_arguments()
+    gm, remarks, _ = exported(captured(chained, x, weight, [window for _, window in pools], slots, cu))
+    assert [r.kind for r in remarks] == ["applied", "applied"]
+    first, second = (n for n in gm.graph.nodes if "short_conv_export" in str(n.target))
+    assert second.args[0] is first
