@@ -3,6 +3,7 @@
 k3 explain checkpoints/k3-tiny                     every pass, equal layers folded
 k3 explain checkpoints/k3-tiny --pass contiguous_views --json
 k3 explain contiguous_views                        the pass's own words, and what it did last
+k3 explain report.json                             a report that a compile wrote (options={"report": FILE})
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import typer
 
 
 def explain(
-    target: Annotated[str, typer.Argument(help="A checkpoint's folder (config.json is enough), or a pass.")],
+    target: Annotated[
+        str, typer.Argument(help="A checkpoint's folder (config.json is enough), a pass, or a report.")
+    ],
     pass_name: Annotated[str | None, typer.Option("--pass", help="Only this pass.")] = None,
     inner: Annotated[str, typer.Option(help="aot_eager is quick; inductor also shows what it opens.")] = (
         "aot_eager"
@@ -34,8 +37,13 @@ def explain(
         raise ValueError(f"--pass is {pass_name!r}; passes: {', '.join(names)}")
     if not Path(target).exists():
         if target not in names:
-            raise ValueError(f"{target!r} is neither a folder nor a pass; passes: {', '.join(names)}")
+            raise ValueError(
+                f"{target!r} is neither a folder, a report nor a pass; passes: {', '.join(names)}"
+            )
         return explain_pass(target, names[target], as_json)
+
+    if reports := reports_in(Path(target)):
+        return explain_reports(reports, pass_name, as_json)
 
     from ..kinds import compile_kinds
     from ..runtime.config import K3Config
@@ -50,6 +58,39 @@ def explain(
         print(f"  {kind.name} x{kind.layers}")
     for name in shown:
         print("\n" + "\n".join(text_of(name, kinds)))
+    return 0
+
+
+def reports_in(path: Path) -> list[Any]:
+    """The reports of a JSON file; none for a folder and for a file that is a configuration.
+
+    Raises ValueError for a file of ours that is no report, saying what reads it.
+    """
+    from ..report import Report
+    from .graph_files import read_json, schema_of
+
+    schema = schema_of(path)
+    if schema is None:
+        return []
+    data = read_json(path)
+    if schema not in ("k3report/1", "k3reports/1"):
+        raise ValueError(f"{path} is a {schema}, not a report: look at it with `k3 inspect {path}`")
+    try:
+        return [Report.from_json(r) for r in (data["reports"] if schema == "k3reports/1" else [data])]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is a damaged {schema}, {error} is wrong: compile again") from error
+
+
+def explain_reports(reports: list[Any], pass_name: str | None, as_json: bool) -> int:
+    """Stored reports as text or JSON, records of other passes left out."""
+    from dataclasses import replace
+
+    if pass_name is not None:
+        reports = [replace(r, records=tuple(p for p in r.records if p.name == pass_name)) for r in reports]
+    if as_json:
+        print(json.dumps([r.to_json() for r in reports], indent=2))
+    else:
+        print("\n\n".join(r.text() for r in reports))
     return 0
 
 

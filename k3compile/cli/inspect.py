@@ -1,4 +1,4 @@
-"""`k3 inspect DIR`: what a checkpoint is and whether it is whole, without reading a weight.
+"""`k3 inspect PATH`: what a checkpoint is and whether it is whole, unread; or what a graph holds.
 
 KDA + MoE              5 layers     5,310,000 bytes
 ...
@@ -22,16 +22,37 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A checkpoint folder, or a config.json alone.")],
+    path: Annotated[Path, typer.Argument(help="A checkpoint, a config.json, a graph's JSON, a dump.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Show layers, tensors and bytes, and all that is wrong with files, names, shapes; exit code 1 if any."""
+    """Show layers, tensors and bytes, and all that is wrong with files, names, shapes; exit code 1 if any.
+
+    Of a graph, a diff, a timeline or a K3_DUMP folder: nodes by op, symbols, shared storages, passes.
+    """
+    from .graph_files import is_dump, schema_of
+
+    if is_dump(path) or schema_of(path):
+        return inspect_graphs(path, as_json)
     found = examined(path)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
         show(Console(highlight=False), found)
     return 1 if found["problems"] else 0
+
+
+def inspect_graphs(path: Path, as_json: bool) -> int:
+    """The same for graphs, of which nothing can be wrong."""
+    from .inspect_graph import examined_graphs, show_graph
+
+    found = examined_graphs(path)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return 0
+    for i, graph in enumerate(found):
+        print("\n" if i else "", end="")
+        show_graph(Console(highlight=False), graph)
+    return 0
 
 
 def examined(path: Path) -> dict[str, Any]:

@@ -68,8 +68,44 @@ def test_a_wrong_switch_is_refused_before_anything_is_compiled(checkpoint, monke
 
 def test_neither_a_folder_nor_a_pass_is_refused_with_the_names():
     with pytest.raises(
-        ValueError, match=r"'tail' is neither a folder nor a pass; passes: .*contiguous_views"
+        ValueError, match=r"'tail' is neither a folder, a report nor a pass; passes: .*contiguous_views"
     ):
         explain("tail")
     with pytest.raises(ValueError, match=r"--pass is 'nothing'; passes: "):
         explain("contiguous_views", pass_name="nothing")
+
+
+def test_a_report_file_is_read_back(tmp_path, capsys):
+    site = Remark(
+        "contiguous_views", "missed", "n", "aten.index_select", "the end is not proven", fix_it="do"
+    )
+    other = Remark("lower", "applied", "m", "k3.rms_norm", "opened")
+    records = (
+        PassRecord("contiguous_views", 0.1, True, (site,), 5, 5),
+        PassRecord("lower", 0.1, True, (other,), 5, 5),
+    )
+    file = tmp_path / "report.json"
+    keep(Report("graph-1", "compiled", "eager", {}, records), tmp_path / "r", str(file))
+    assert explain(str(file)) == 0
+    text = capsys.readouterr().out
+    assert "missed aten.index_select: the end is not proven" in text
+    assert "fix: do" in text
+    assert "k3.rms_norm" in text
+    assert explain(str(file), pass_name="lower") == 0
+    assert "index_select" not in capsys.readouterr().out
+    assert explain(str(tmp_path / "r" / "graph-1.json"), as_json=True) == 0
+    assert [r["key"] for r in json.loads(capsys.readouterr().out)] == ["graph-1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "want"),
+    [
+        ('{"schema": "k3graph/1"}', "is a k3graph/1, not a report: look at it with `k3 inspect"),
+        ('{"schema": "k3report/1"}', "is a damaged k3report/1, 'records' is wrong: compile again"),
+    ],
+)
+def test_a_file_that_is_no_report_is_named_with_what_to_do(tmp_path, content, want):
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=want):
+        explain(str(file))

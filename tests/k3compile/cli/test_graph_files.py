@@ -1,0 +1,67 @@
+"""A file is known by its schema, a folder by what K3_DUMP leaves in it; else one is told what to give."""
+
+import json
+
+import pytest
+from made_graphs import layered
+
+from k3compile.cli.graph_files import graphs_in, is_dump, one_graph, schema_of
+from k3compile.dump import dumper
+
+
+def dump(folder, *keys: str) -> None:
+    before, after = layered(1), layered(1, views=True)
+    for key in keys:
+        write = dumper(folder, key)
+        write("canonicalize", before, before, 0.1)
+        write("contiguous_views", before, after, 0.2)
+
+
+def test_a_dump_becomes_one_timeline_a_graph(tmp_path):
+    dump(tmp_path, "g1", "g2")
+    assert is_dump(tmp_path)
+    assert is_dump(tmp_path / "g1")
+    found = graphs_in(tmp_path)
+    assert [t["graph"] for t in found] == ["g1", "g2"]
+    assert [s["name"] for s in found[0]["stages"]] == ["captured", "canonicalize", "contiguous_views"]
+    assert found[0]["stages"][2]["snapshot"] == layered(1, views=True)
+    assert one_graph(tmp_path / "g2")["graph"] == "g2"
+
+
+def test_of_several_graphs_one_has_to_be_named(tmp_path):
+    dump(tmp_path, "g1", "g2")
+    with pytest.raises(ValueError, match=r"holds 2 graphs, give one: .*/g1, .*/g2"):
+        one_graph(tmp_path)
+
+
+def test_a_file_is_taken_by_its_schema(tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(layered(1)))
+    assert schema_of(file) == "k3graph/1"
+    assert graphs_in(file) == [layered(1)]
+
+
+@pytest.mark.parametrize("content", ['{"schema": "k3report/1"}', '{"model_type": "x"}', "[1]", "{", "\x00"])
+def test_another_file_is_refused_with_what_is_read(tmp_path, content):
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(
+        ValueError, match=r"give a k3graph/1, k3diff/1 or k3timeline/1 JSON file, or a folder"
+    ):
+        graphs_in(file)
+
+
+def test_a_folder_without_graphs_and_no_folder_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no graphs: give"):
+        graphs_in(tmp_path)
+    with pytest.raises(ValueError, match="does not exist: give"):
+        graphs_in(tmp_path / "none")
+
+
+def test_a_torn_dump_is_named(tmp_path):
+    dump(tmp_path, "g1")
+    (tmp_path / "g1" / "00-canonicalize.after.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"torn: 00-canonicalize.before.json has no 00-canonicalize.after.json"
+    ):
+        graphs_in(tmp_path)
