@@ -25,6 +25,7 @@ OWN_FILES = (
     "annotations",
     "backend",
     "example_values",
+    "export",
     "extra_inputs",
     "features",
     "fingerprint",
@@ -55,12 +56,15 @@ def fingerprint(options: CompileOptions, gm: fx.GraphModule, inputs: Sequence[An
 @functools.cache
 def digest_of_sources() -> str:
     """The text of every module that can change a compiled graph, kernels included."""
-    own = Path(__file__).parent
+    return digest_of(source_files(Path(__file__).parent, [*passes.__path__, *kernels.__path__]))
+
+
+def source_files(own: Path, packages: Iterable[str | Path]) -> list[Path]:
+    """The modules of ``OWN_FILES`` in ``own``, and every source of the packages, in a fixed order."""
     files = [own / f"{name}.py" for name in OWN_FILES]
-    for package in (passes, kernels):
-        for folder in package.__path__:
-            files += sorted(f for f in Path(folder).rglob("*") if f.suffix in (".py", ".cpp", ".h"))
-    return digest_of(files)
+    for folder in packages:
+        files += sorted(f for f in Path(folder).rglob("*") if f.suffix in (".py", ".cpp", ".h"))
+    return files
 
 
 def digest_of(files: Iterable[Path]) -> str:

@@ -45,15 +45,16 @@ __all__ = [
     "fake_mode_of",
     "fake_of",
     "fresh_tracing",
+    "generated_code",
     "guards_of",
     "min_cut_partition",
-    "probe_processor",
     "on_real_tensors",
+    "probe_processor",
     "registered_backend",
     "size_hints",
-    "version_objection",
     "symbolic_sizes",
     "tracing_with",
+    "version_objection",
 ]
 
 
@@ -110,7 +111,6 @@ def size_hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
     return [size if isinstance(size, int) else optimization_hint(size) for size in sizes]
 
 
-def probe_processor() -> None:
 def on_real_tensors() -> AbstractContextManager[Any]:
     """Where tensors are computed with, although a compile is tracing around it."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -150,6 +150,7 @@ def fake_of(mode: FakeTensorMode, real: torch.Tensor, sizes: list[Any], strides:
     return fake
 
 
+def probe_processor() -> None:
     """Begin to ask which vector instructions compile and load here, on a thread of its own.
 
     Inductor asks once a process, in subprocesses, for a second or more of the first compile, cached or not.
@@ -175,6 +176,26 @@ def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any], patches: di
 
     await_probe()
     return compile_fx(gm, inputs, config_patches=patches)
+
+
+@contextmanager
+def generated_code() -> Iterator[list[str]]:
+    """Inside, the Python that Inductor generates, or finds in its cache, is collected in the list."""
+    from torch._inductor.graph import GraphLowering
+
+    found: list[str] = []
+    kept = GraphLowering.save_output_code
+
+    def save(code: str) -> None:
+        found.append(code)
+        if kept is not None:
+            kept(code)
+
+    GraphLowering.save_output_code = save
+    try:
+        yield found
+    finally:
+        GraphLowering.save_output_code = kept
 
 
 def min_cut_partition(*args: Any, **kwargs: Any) -> Any:

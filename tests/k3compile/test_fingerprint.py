@@ -1,10 +1,25 @@
 """Whatever can change a compiled graph changes its fingerprint."""
 
+import ast
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
 import torch
 from k3compile.runtime.parallel import group
 from torch import fx
 
-from k3compile.fingerprint import digest_of, digest_of_sources, fingerprint, groups_of
+import k3compile
+from k3compile import kernels, passes
+from k3compile.fingerprint import (
+    OWN_FILES,
+    digest_of,
+    digest_of_sources,
+    fingerprint,
+    groups_of,
+    source_files,
+)
 from k3compile.options import CompileOptions
 
 OPTIONS = CompileOptions()
@@ -53,3 +68,73 @@ def test_our_sources_count_kernels_and_passes_included(tmp_path, monkeypatch):
     before = digest_of([one])
     one.write_text("x = 2")
     assert digest_of([one]) != before
+
+
+def test_an_edit_of_any_file_that_can_change_a_graph_changes_the_digest(tmp_path):
+    own = Path(k3compile.__file__).parent
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.o")
+    shutil.copytree(own, tmp_path / "own", ignore=ignored)
+    copies = [tmp_path / "passes", tmp_path / "kernels"]
+    for package, copy in zip((passes, kernels), copies):
+        shutil.copytree(package.__path__[0], copy, ignore=ignored)
+    files = source_files(tmp_path / "own", copies)
+    base = digest_of(files)
+    assert base == digest_of_sources()
+    assert len(files) > len(OWN_FILES) + 40
+    for file in files:
+        text = file.read_bytes()
+        file.write_bytes(text + b" ")
+        assert digest_of(source_files(tmp_path / "own", copies)) != base, file
+        file.write_bytes(text)
+    (tmp_path / "passes" / "new.py").write_text("")
+    assert digest_of(source_files(tmp_path / "own", copies)) != base
+
+
+WITHOUT_EFFECT = {"dump", "generated", "report", "reproduce"}  # they only tell what was done
+
+
+def test_every_module_the_backend_uses_is_among_the_sources_or_named_as_without_effect():
+    own = Path(k3compile.__file__).parent
+    used, todo = set(), ["backend"]
+    while todo:
+        name = todo.pop()
+        if name in used or not (own / f"{name}.py").exists():
+            continue
+        used.add(name)
+        for node in ast.walk(ast.parse((own / f"{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                todo += [node.module] if node.module else [alias.name for alias in node.names]
+    assert used - set(OWN_FILES) == WITHOUT_EFFECT
+
+
+OTHERS = {
+    "features": "baseline",
+    "inner": "eager",
+    "lower": {"rms_norm": "meaning"},
+    "verify": "static",
+    "on_error": "fallback",
+    "require": {"contiguous_views": 1},
+    "disable": ("contiguous_views",),
+    "range_source": "prove",
+}
+NOT_OURS = {"report", "inductor"}  # where the report goes; what Inductor puts into its keys itself
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(CompileOptions), ids=lambda f: f.name)
+def test_every_option_that_changes_the_code_counts(field):
+    base = fingerprint(OPTIONS, PLAIN, INPUTS)
+    if field.name in NOT_OURS:
+        given = {"report": "somewhere.json", "inductor": {"epilogue_fusion": False}}[field.name]
+        assert fingerprint(CompileOptions(**{field.name: given}), PLAIN, INPUTS) == base
+    else:
+        assert fingerprint(CompileOptions(**{field.name: OTHERS[field.name]}), PLAIN, INPUTS) != base
+
+
+def test_it_is_the_same_in_whatever_order_names_were_given():
+    one = CompileOptions(
+        lower={"rms_norm": "meaning", "l2_norm": "open"}, features=("prefix_cache", "offload")
+    )
+    other = CompileOptions(
+        lower={"l2_norm": "open", "rms_norm": "meaning"}, features=("offload", "prefix_cache")
+    )
+    assert fingerprint(one, PLAIN, INPUTS) == fingerprint(other, PLAIN, INPUTS)
