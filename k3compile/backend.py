@@ -34,6 +34,7 @@ from .options import CompileOptions, Switches, read_switches
 from .passes import pipeline, snapshot
 from .passes.lower import CannotObey, Lower
 from .passes.multi_version import GENERIC, RANGES, range_inputs
+from .passes.no_site import explained, nothing_for_us
 from .passes.remarks import PassRecord
 from .passes.runner import Context, Fuel, run_passes
 from .passes.source import location
@@ -277,7 +278,8 @@ class Compile:
             status="compiled",
             inner=self.inner,
             features={name: self.state_of(name) for name in self.settings},
-            records=tuple(self.records),
+            reason=self.nothing_here(),
+            records=tuple(explained(self.records)),
             notes=tuple(self.notes),
             graphs=tuple(self.graphs.items()),
             generated=tuple(self.generated),
@@ -292,6 +294,12 @@ class Compile:
             gone = "the compile cache had this graph but its report is gone; clear the cache to see one again"
             return replace(made, status="cached", notes=(*self.notes, gone))
         return replace(report.with_lines_of(found, self.sources), status="cached", seconds=made.seconds)
+
+    def nothing_here(self) -> str:
+        """What the report says of a graph that the inner compiler gets as it came."""
+        if not self.passes_ran or self.opened or not self.records or not nothing_for_us(self.records):
+            return ""
+        return f"nothing here for k3, so it is what {self.inner} alone makes of it"
 
     def state_of(self, name: str) -> str:
         """A feature's setting; ``absent`` where no pass implements it yet."""

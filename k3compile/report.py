@@ -75,7 +75,9 @@ class Report:
         """What computes each op: {"k3.rms_norm": "opened"}; several answers are joined by ' / '."""
         found: dict[str, list[str]] = {}
         for remark in self.remarks:
-            if remark.pass_name == "lower" and remark.reason not in found.setdefault(remark.op, []):
+            if remark.pass_name != "lower" or not remark.op:
+                continue
+            if remark.reason not in found.setdefault(remark.op, []):
                 found[remark.op].append(remark.reason)
         return {op: " / ".join(answers) for op, answers in sorted(found.items())}
 
@@ -121,7 +123,8 @@ def folded(remarks: Iterable[Remark], proofs: bool = True) -> list[str]:
         where = f" at {short(source)}" if source else ""
         more = f" ({detail})" if detail else ""
         times = f" x{count}" if count > 1 else ""
-        lines.append(f"{kind}{times} {op}{where}: {reason}{more}")
+        what = f" {op}" if op else ""  # a note may be about the whole graph
+        lines.append(f"{kind}{times}{what}{where}: {reason}{more}")
         lines += [f"    {p.obligation}: {p.expression} [{p.how}]" for p in obligations]
         if fix_it:
             lines.append(f"    fix: {fix_it}")
