@@ -4,11 +4,13 @@
      "nodes": [{"id": 0, "name": "arg0_1", "op": "placeholder", "target": "arg0_1", "args": [], "kwargs": {},
                 "value": {"dtype": "float32", "shape": ["s0", 64], "stride": [64, 1], "offset": 0,
                           "device": "cpu", "storage": 0},
-                "source": "runtime/model.py:88", "from": ["linear"]}, ...],
+                "source": "runtime/model.py:88", "module": "layers.3.mlp", "from": ["linear"],
+                "writes": []}, ...],
      "edges": [[0, 3], ...]}                                       producer id, consumer id
 
 Symbols are renamed in the order in which they appear (``s77`` becomes ``s0``, ``u12`` becomes ``u0``),
 storages are numbered alike, and no address or set order gets in. A node in an argument is ``{"node": id}``.
+``writes`` are the ids of the arguments that a node changes in place, and "rng" where it draws random numbers.
 """
 
 from __future__ import annotations
@@ -18,22 +20,21 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
-from k3compile.passes.graph import storage_id
+from k3compile.passes.graph import IN_PLACE_OPERATORS, storage_id
 from k3compile.passes.graph import value as value_of
+from k3compile.passes.snapshot_text import text
 from k3compile.passes.source import location
 from torch import fx
 
 SCHEMA = "k3graph/1"
-SHORT = {
-    "float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16",
-    "int64": "i64", "int32": "i32", "uint8": "u8", "bool": "b8",
-}  # fmt: skip
+NOT_MEANING = ("name", "source", "from", "module", "writes", "was", "replaces")
+__all__ = ["SCHEMA", "digest", "snapshot", "text"]
 
 
 def snapshot(gm: fx.GraphModule, level: str = "aten") -> dict[str, Any]:
@@ -53,30 +54,13 @@ def snapshot(gm: fx.GraphModule, level: str = "aten") -> dict[str, Any]:
 
 def digest(data: Mapping[str, Any]) -> str:
     """A name for the computation of a snapshot: names, source lines and provenance do not count."""
-    words = {k: v for k, v in data.items() if k not in ("nodes", "level")}
+    words = {k: v for k, v in data.items() if k in ("schema", "symbols", "edges")}
     words["nodes"] = [
-        {k: v for k, v in n.items() if k not in ("name", "source", "from", "module")}
+        {k: v for k, v in n.items() if k not in NOT_MEANING}
         | ({"target": "input"} if n["op"] == "placeholder" else {})
         for n in data["nodes"]
     ]
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
-
-
-def text(data: Mapping[str, Any]) -> str:
-    """A snapshot as lines to read and to keep as goldens: ``%mm: f32[s0, 32] = aten.mm.default(%x, %w)``."""
-    names = {n["id"]: f"%{n['name']}" for n in data["nodes"]}
-    lines = []
-    for node in data["nodes"]:
-        kwargs = [f"{k}={spell(v, names)}" for k, v in node["kwargs"].items()]
-        arguments = ", ".join([*(spell(a, names) for a in node["args"]), *kwargs])
-        if node["op"] == "placeholder":
-            lines.append(f"{names[node['id']]}: {shape_text(node['value'])}")
-        elif node["op"] == "output":
-            lines.append(f"return {arguments}")
-        else:
-            head = f"{names[node['id']]}: {shape_text(node['value'])} = {node['target']}({arguments})"
-            lines.append(head + (f"  # {node['source']}" if node["source"] else ""))
-    return "\n".join(lines) + "\n"
 
 
 class Namer:
@@ -133,7 +117,9 @@ def describe(node: fx.Node, ids: Mapping[fx.Node, int], namer: Namer) -> dict[st
         "kwargs": {k: encode(v, ids, namer) for k, v in sorted(node.kwargs.items())},
         "value": value,
         "source": source_line(node),
+        "module": module_path(node),
         "from": provenance(node),
+        "writes": writes(node, ids),
     }
 
 
@@ -141,6 +127,34 @@ def source_line(node: fx.Node) -> str | None:
     """The line of the user's code behind a node, as ``folder/file.py:line``: the same on every machine."""
     place = location(node)
     return f"{'/'.join(Path(place.file).parts[-2:])}:{place.line}" if place else None
+
+
+def module_path(node: fx.Node) -> str | None:
+    """The module whose code made a node, as a path from the model: ``layers.3.mlp``."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple)]
+    return (
+        re.sub(r"^L\['\w+'\]\.?|\['(\w+)'\]", r"\1", paths[-1]).replace("._modules.", ".") if paths else None
+    )
+
+
+def writes(node: fx.Node, ids: Mapping[fx.Node, int]) -> list[int | str]:
+    """What a node changes besides its result: ids of arguments written in place, "rng" for a random draw."""
+    if node.op not in ("call_function", "call_method"):
+        return []
+    found: list[int | str] = []
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        given = dict(zip([a.name for a in target._schema.arguments], node.args)) | dict(node.kwargs)
+        written = [given.get(a.name) for a in target._schema.arguments if a.is_write]
+        found += ["rng"] if torch.Tag.nondeterministic_seeded in target.tags else []
+    else:
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        in_place = (name.endswith("_") and not name.endswith("__")) or target in IN_PLACE_OPERATORS
+        written = [node.args[0] if in_place and node.args else None, node.kwargs.get("out")]
+    nodes: list[fx.Node] = []
+    fx.map_arg(written, nodes.append)
+    return [*dict.fromkeys(ids[n] for n in nodes), *found]
 
 
 def provenance(node: fx.Node) -> list[str]:
@@ -224,41 +238,3 @@ def by_number(symbol: sympy.Symbol) -> tuple[str, int]:
 
 def bound(value: Any) -> int | None:
     return int(value) if value.is_Integer and abs(int(value)) < 2**62 else None
-
-
-def spell(value: Any, names: Mapping[int, str]) -> str:
-    """An encoded argument as text."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{', '.join(spell(v, names) for v in value)}]"
-    if isinstance(value, Mapping):
-        (kind, inner), *rest = value.items() or [("", "")]
-        if kind == "node" and not rest:
-            return names[inner]
-        if kind in ("sym", "op", "torch", "float", "type") and not rest:
-            return str(inner)
-        return "{" + ", ".join(f"{k}: {spell(v, names)}" for k, v in value.items()) + "}"
-    return repr(value)
-
-
-def shape_text(value: Any) -> str:
-    """``f32[s0, 64]``, with the strides where they are not the packed ones."""
-    if isinstance(value, list):
-        return f"({', '.join(shape_text(v) for v in value)})"
-    if not isinstance(value, dict):
-        return "-" if value is None else str(value)
-    if "shape" not in value:
-        return str(next(iter(value.values())))
-    dtype = SHORT.get(value["dtype"], value["dtype"])
-    packed = is_packed(value["shape"], value["stride"])
-    stride = "" if packed else f" stride {value['stride']}".replace("'", "")
-    return f"{dtype}[{', '.join(map(str, value['shape']))}]{stride}"
-
-
-def is_packed(shape: list[int | str], stride: list[int | str]) -> bool:
-    """Whether strides are those of a dense row-major tensor, by their spelling."""
-    expected: sympy.Expr = sympy.Integer(1)
-    for n, step in zip(reversed(shape), reversed(stride)):
-        if sympy.sympify(step) != expected and n != 1:
-            return False
-        expected = expected * sympy.sympify(n)
-    return True

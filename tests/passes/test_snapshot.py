@@ -42,10 +42,32 @@ def test_it_is_plain_json_of_the_declared_schema():
         "kwargs",
         "value",
         "source",
+        "module",
         "from",
+        "writes",
     }
     assert [0, 1] in data["edges"]
     assert data["symbols"]["s0"]["min"] == 2
+
+
+def test_what_a_node_writes_is_told():
+    data = traced(lambda x: (x.add_(1), torch.rand(3)), torch.ones(3), mode="fake")
+    written = {n["target"]: n["writes"] for n in data["nodes"]}
+    assert written["aten.add_.Tensor"] == [0]
+    assert written["aten.rand.default"] == ["rng"]
+    assert written["output"] == []
+
+
+def test_the_module_of_a_node_is_a_path_from_the_model():
+    seen = {}
+
+    def backend(gm, inputs):
+        seen.update(snapshot(gm, "dynamo"))
+        return gm.forward
+
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.GELU()))
+    torch.compile(model, backend=backend)(torch.ones(3))
+    assert [n["module"] for n in seen["nodes"] if n["op"] == "call_function"] == ["0.0"]
 
 
 def test_views_share_a_storage_number_and_copies_do_not():
