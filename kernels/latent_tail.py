@@ -71,10 +71,11 @@ def _(rows, w, idx, norm_w, up_w, shared_partial, eps, group):
 
 @latent_tail.opened
 def _(rows, w, idx, norm_w, up_w, shared_partial, eps, group):
-    """The same for a compiler: the product in the model's dtype, with the shared part as its start value."""
+    """The same for a compiler, which multiplies in the model's dtype and fuses the rest."""
     dtype = shared_partial.dtype
     y, shared = reduced(finalized(rows, w, idx), rows.dtype, shared_partial, group)
-    return torch.addmm(shared, normed(y, norm_w, eps).to(dtype), up_w.to(dtype).t())
+    up = F.linear(normed(y, norm_w, eps).to(dtype), up_w.to(dtype))
+    return (acc_of(up) + acc_of(shared)).to(dtype)
 
 
 @latent_tail.samples
