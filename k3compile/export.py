@@ -192,7 +192,8 @@ def pool_supplier(extra: ExtraInput) -> Supplier:
         with torch.inference_mode(False):
             pool = torch.zeros_like(idle)
         owner = next((arg for arg in args if isinstance(arg, nn.Parameter)), None)
-        request.pools[id(supply), family, id(owner)] = family, pool, owner and weakref.ref(owner)
+        known = None if owner is None else weakref.ref(owner)
+        request.pools[id(supply), family, id(owner)] = family, pool, known
         if owner is not None:
             _of_parameter[owner] = request
         _latest.set(request)
