@@ -76,7 +76,7 @@ def text(path: Path, kind: str, stage: str | None) -> str:
     data = graph_at(path)
     if kind == "json":
         return json.dumps(data, indent=1) + "\n"
-    return html(priced(data))
+    return html(priced(data), title="" if data["schema"] == "k3timeline/1" else path.name)
 
 
 def graph_at(path: Path) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def graph_at(path: Path) -> dict[str, Any]:
 
 
 def priced(data: dict[str, Any]) -> dict[str, Any]:
-    """A timeline or a diff with the estimated cost of each graph that has none."""
+    """The same with the estimated cost of each graph that has none."""
     from ..graphdiff.cost import cost
 
     if data["schema"] == "k3timeline/1":
@@ -100,7 +100,7 @@ def priced(data: dict[str, Any]) -> dict[str, Any]:
         return data | {"stages": stages}
     if data["schema"] == "k3diff/1" and not data.get("costs"):
         return data | {"costs": {side: cost(data[side]).to_json() for side in ("before", "after")}}
-    return data
+    return data | {"cost": cost(data).to_json()} if data["schema"] == "k3graph/1" else data
 
 
 def picture(path: Path, stage: str | None) -> Any:
@@ -122,8 +122,9 @@ def picture(path: Path, stage: str | None) -> Any:
     if stage not in names:
         raise ValueError(f"no stage {stage!r}{nearest(stage, names)}: stages are {', '.join(names)}")
     at = names.index(stage)
-    if at == 0:
-        return to_onnx(stages[0]["snapshot"])
+    levels = [s["snapshot"]["level"] for s in stages]
+    if at == 0 or levels[at - 1] != levels[at]:
+        return to_onnx(stages[at]["snapshot"])
     return diff_to_onnx(diff(stages[at - 1]["snapshot"], stages[at]["snapshot"]).to_json())
 
 

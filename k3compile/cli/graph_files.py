@@ -78,8 +78,10 @@ def timeline_of(folder: Path) -> dict[str, Any]:
         after = folder / f"{stem}.after.json"
         if not after.is_file():
             raise ValueError(f"{folder} is torn: {before.name} has no {after.name} beside it; dump again")
-        if not stages:
-            stages.append({"name": "captured", "snapshot": read_json(before), "remarks": [], "seconds": 0.0})
+        given = read_json(before)
+        if not stages or given != stages[-1]["snapshot"]:  # the first one, or lowered to the next level
+            name = f"{given['level']} graph" if stages else "captured"
+            stages.append({"name": name, "snapshot": given, "remarks": [], "seconds": 0.0})
         name = stem.partition("-")[2] or stem
         stages.append({"name": name, "snapshot": read_json(after), "remarks": [], "seconds": 0.0})
     return {"schema": "k3timeline/1", "graph": folder.name, "stages": stages}

@@ -38,6 +38,8 @@ def summary(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     stages = data["stages"]
     passes = []
     for before, after in pairwise(stages):
+        if before["snapshot"]["level"] != after["snapshot"]["level"]:
+            continue
         changes = diff(before["snapshot"], after["snapshot"]).changes
         nodes = len(after["snapshot"]["nodes"])
         passes.append({"name": after["name"], "nodes": nodes, **counted(c.kind for c in changes)})

@@ -23,8 +23,9 @@ SCRIPTS = ("model.js", "draw.js", "cost.js", "detail.js", "view.js")
 def html(data: Mapping[str, Any], title: str = "") -> str:
     """The page for a ``k3timeline/1``, ``k3diff/1`` or ``k3graph/1`` value.
 
-    A timeline's stages may hold ``cost`` (a mapping of quantities) and ``delta`` ({"pairs", "changes"} from
-    the stage before); a delta that is not there is computed. Raises ValueError for another schema.
+    A graph and a timeline's stages may hold ``cost``, a mapping of quantities to numbers or expressions.
+    Stages may hold ``delta`` ({"pairs", "changes"} from the stage before), else it is computed; between
+    graphs of two levels there is none. Raises ValueError for another schema.
     """
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if schema not in READERS:
@@ -67,7 +68,11 @@ def inert(content: Any) -> str:
 
 def of_graph(graph: Mapping[str, Any]) -> dict[str, Any]:
     """One graph: a timeline of one stage."""
-    return of_stages("graph", f"{len(graph['nodes'])} nodes", [{"name": "graph", "snapshot": graph}])
+    return of_stages(
+        "graph",
+        f"{len(graph['nodes'])} nodes",
+        [{"name": "graph", "snapshot": graph, "cost": graph.get("cost")}],
+    )
 
 
 def of_diff(diff: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +104,8 @@ def of_stages(title: str, subtitle: str, stages: Sequence[Mapping[str, Any]]) ->
             delta = {"pairs": [[n["id"], n["id"]] for n in before["nodes"]], "changes": []}
         else:
             snapshots.append({k: stage["snapshot"][k] for k in ("symbols", "nodes", "edges")})
-            delta = stage.get("delta") or (delta_of(before, stage["snapshot"]) if i else None)
+            same_level = i and before.get("level") == stage["snapshot"].get("level")
+            delta = stage.get("delta") or (delta_of(before, stage["snapshot"]) if same_level else None)
         kept = {k: stage[k] for k in ("name", "remarks", "seconds", "cost") if stage.get(k)}
         made.append(kept | {"snapshot": len(snapshots) - 1, "delta": delta})
     return {"title": title, "subtitle": subtitle, "snapshots": snapshots, "stages": made}

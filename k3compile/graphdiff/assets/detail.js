@@ -101,7 +101,7 @@ function symbolTable(snapshot, meanings) {
 }
 
 function showPass() {
-  const stage = data.stages[state.stage], before = data.stages[state.stage - 1], parts = [make("h3", {}, stage.delta ? `pass ${stage.name}` : stage.name)];
+  const stage = data.stages[state.stage], before = data.stages[state.stage - 1], parts = [make("h2", {}, make("span", { class: "mono" }, stage.name))];
   const nodes = data.snapshots[stage.snapshot].nodes.length, seconds = stage.seconds ? `, ${(stage.seconds * 1e3).toFixed(1)} ms` : "";
   parts.push(make("p", {}, stage.delta ? `${data.snapshots[before.snapshot].nodes.length} → ${nodes} nodes${seconds}` : `${nodes} nodes${seconds}`));
   for (const c of stage.delta ? stage.delta.changes : []) if (c.before === null && c.after === null) parts.push(make("p", {}, `${MARKS.meta} the whole graph: ${c.detail}`));

@@ -28,6 +28,16 @@ def test_a_dump_becomes_one_timeline_a_graph(tmp_path):
     assert one_graph(tmp_path / "g2")["graph"] == "g2"
 
 
+def test_the_graph_of_the_next_level_is_a_stage_of_its_own(tmp_path):
+    high, low = layered(1) | {"level": "dynamo"}, layered(1)
+    write = dumper(tmp_path, "g1")
+    write("state_export", high, high, 0.1)
+    write("contiguous_views", low, layered(1, views=True), 0.1)
+    (found,) = graphs_in(tmp_path)
+    names = ["captured", "state_export", "aten graph", "contiguous_views"]
+    assert [s["name"] for s in found["stages"]] == names
+
+
 def test_of_several_graphs_one_has_to_be_named(tmp_path):
     dump(tmp_path, "g1", "g2")
     with pytest.raises(ValueError, match=r"holds 2 graphs, give one: .*/g1, .*/g2"):

@@ -62,6 +62,19 @@ def test_a_pass_that_changed_nothing_adds_no_graph():
     assert content["stages"][1]["delta"]["changes"] == []
 
 
+def test_graphs_of_two_levels_are_not_compared():
+    high, low = layered(1) | {"level": "dynamo"}, layered(1, views=True)
+    stages = [{"name": "captured", "snapshot": high}, {"name": "aten graph", "snapshot": low}]
+    assert [s["delta"] for s in of_stages("t", "s", stages)["stages"]] == [None, None]
+
+
+def test_a_delta_that_is_not_given_is_computed():
+    stages = [{"name": "a", "snapshot": layered(1)}, {"name": "b", "snapshot": layered(1, views=True)}]
+    (delta,) = [s["delta"] for s in of_stages("t", "s", stages)["stages"] if s["delta"]]
+    assert delta["pairs"]
+    assert {c["kind"] for c in delta["changes"]} == {"rewritten"}
+
+
 @pytest.mark.parametrize("wrong", [{}, {"schema": "k3report/1"}, []])
 def test_another_schema_is_refused_with_those_there_are(wrong):
     with pytest.raises(ValueError, match=r"give one of k3timeline/1, k3diff/1, k3graph/1"):

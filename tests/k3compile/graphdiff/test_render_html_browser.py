@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from k3compile.passes.snapshot import snapshot
 from made_graphs import layered, timeline
 
 from k3compile.graphdiff.render_html import html
@@ -94,6 +96,13 @@ def test_scrolling_a_long_list_shows_the_rows_that_are_there(visit):
     page.wait_for_function(
         "() => document.getElementById('sizer').lastElementChild.textContent.includes('output')"
     )
+
+
+@pytest.mark.parametrize("data", [layered(40), timeline(40)], ids=["graph", "timeline"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_list_takes_the_room_there_is(visit, data, size):
+    page = visit(html(data), size)
+    assert page.locator("#list").bounding_box()["height"] > SIZES[size][1] / 2
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -267,6 +276,26 @@ def test_a_rewrite_of_many_nodes_is_told_as_one(visit):
     page.click("#filters button:has-text('rewritten')")
     assert page.inner_text("#count").startswith("3 of ")
     assert "the whole graph: u0 is at most 64" in page.inner_text("#pass")
+
+
+def test_a_traced_graph_of_any_node_kind_can_be_walked(visit):
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(3))
+            self.inner = torch.nn.Linear(3, 3)
+
+        def forward(self, x, y):
+            z = self.inner(x).clamp(min=float("-inf")) * self.gain
+            return {"out": [z[:, 1:2], y], "same": z.view(-1).to(torch.float64)}
+
+    page = visit(html(snapshot(torch.fx.symbolic_trace(Block()), level="dynamo")))
+    seen = []
+    for _ in range(20):
+        page.keyboard.press("ArrowDown")
+        seen.append(page.inner_text("#detail table"))
+    assert "slice(1, 2, None)" in "".join(seen)
+    assert "-inf" in "".join(seen)
 
 
 def test_the_theme_can_be_switched_and_the_page_printed(visit):
