@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from k3compile.passes.graph import arguments, tensor
-from k3compile.passes.row_tables import run_behind
+from k3compile.passes.graph import arguments, tensor, value
+from k3compile.passes.row_tables import run_behind, same
 from torch import fx
 
 aten = torch.ops.aten
@@ -64,8 +64,13 @@ def named_site(node: fx.Node) -> IndexSite:
 def rows_of_table(node: fx.Node) -> fx.Node | None:
     """The 1-D index that the table of a gather or scatter shows in every column, along its dimension."""
     named = arguments(node)
-    table = tensor(named["index"])
-    return run_behind(named["index"], named["dim"] % table.dim()) if table.dim() else None
+    table, dims = named["index"], tensor(named["index"]).dim()
+    if dims == 0:
+        return None
+    dim = named["dim"] % dims
+    if table.target is aten.remainder.Scalar and same(value(table.args[1]), tensor(named["self"]).shape[dim]):
+        table = table.args[0]  # take_along_dim's wrap around, which rows inside the tensor never meet
+    return run_behind(table, dim)
 
 
 def fancy_site(node: fx.Node) -> IndexSite:

@@ -60,9 +60,9 @@ class Calls:
 
 
 def stale(args, ranges):
-    """Both indices promised, then the second written: its rows reversed, which changes no result."""
+    """Both indices promised, then the second written: its rows are reversed, and so is the result."""
     annotated_layer.annotated(args, ranges)
-    args[-1].add_(0)
+    args[-1].copy_(args[-1].flip(0))
     return args
 
 

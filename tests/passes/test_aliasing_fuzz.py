@@ -1,5 +1,7 @@
 """Random programs of views, writes, gathers and scatters: with the passes they do what eager does."""
 
+import re
+
 import pytest
 from alias_programs import arguments, program, source
 from compiled import check
@@ -14,6 +16,8 @@ def verdict(seed: int, decompose: bool) -> tuple[int, int]:
         compiled = check(program(text), *CALLS, decompose=decompose)
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}\n{text}") from error
+    unruled = [reason for reason in compiled.missed() if not re.search(r"\(R[1-8]\)$", reason)]
+    assert not unruled, f"seed {seed}: a refusal names no rule: {unruled}"
     return len(compiled.applied()), len(compiled.missed())
 
 

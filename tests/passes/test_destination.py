@@ -54,6 +54,16 @@ def test_the_call_moves_to_a_buffer_that_is_made_later():
     assert run(f, ["kda_prefill_into"]).startswith("k3.kda_prefill_into writes")
 
 
+def test_an_op_that_exports_writes_the_buffer_and_its_checkpoints():
+    def f(q, k, v, g, beta, state, slots, cu):
+        out = q.new_zeros(9, H, V)
+        offset, slot = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([3, 0], dtype=torch.int32)
+        o = ops.kda_prefill_export(q, k, v, g, beta, state, slots, cu, offset, slot)
+        return out.index_copy_(0, rows(), o) * 2
+
+    assert run(f, ["kda_prefill_export_into"]).startswith("k3.kda_prefill_export_into writes rows")
+
+
 def other_user(q, k, v, g, beta, state, slots, cu):
     o = ops.kda_prefill(q, k, v, g, beta, state, slots, cu)
     return q.new_zeros(9, H, V).index_copy(0, rows(), o) * 2, o + 1
@@ -150,7 +160,7 @@ def test_the_strides_of_eager_mode_go_with_the_call():
 
 
 def test_a_twin_takes_what_the_op_takes_and_the_buffer_and_the_row():
-    for name in ("kda_prefill", "kda_verify"):
+    for name in ("kda_prefill", "kda_verify", "kda_prefill_export"):
         assert twin_of(getattr(ops, name).default) is getattr(ops, f"{name}_into").default
     assert twin_of(ops.l2_norm.default) is None
     assert twin_of(torch.ops.aten.add.Tensor) is None

@@ -10,6 +10,7 @@ from k3compile.passes.legality import (
     liveness_objection,
     may_overlap,
     obligations,
+    ruled,
     scatter_objection,
 )
 from k3compile.passes.prover import Prover
@@ -118,3 +119,53 @@ def test_a_scatter_must_fit_its_target(target, source, objection):
     node.meta["val"] = target
     graph.output((node,))
     assert scatter_objection(site_of(node), Range(0, 2, ()), Aliases(graph), KNOWN) == objection
+
+
+REFUSALS = {
+    "R1": [
+        "index comes from a graph input",
+        "the index has 2 dimensions",
+        "the index is a mask",
+        "the index leaves out columns",
+        "2 dimensions are indexed at once",
+        "the tensor has no dimensions",
+        "step is -1",
+        "arange of floating point numbers",
+        "passes through torch.int8",
+        "the class changes more than once: its rows are [0, 2) and [4, 6)",
+        "it accumulates",
+    ],
+    "R2": ["unproven: 0 <= start", "unproven: 0 <= length", "unproven: end <= size"],
+    "R3": [
+        "the result would be torch.float64 on cpu",
+        "the result would have other sizes: (3) strides (1)",
+        "the result would have other strides",
+        "the target is torch.float32, the source torch.float64",
+        "the source is broadcast over the rows",
+        "the target may overlap itself",
+    ],
+    "R4": ["the view would reach an output of the graph"],
+    "R5": [
+        "the base is written before the view is last read",
+        "the target is written elsewhere too",
+        "it writes in place: the graph is not functional",
+    ],
+    "R6": [
+        "a consumer of unknown kind would take the view",
+        "a consumer would write through the view",
+        "a consumer that takes the view writes the same storage",
+        "the source is memory of the target",
+    ],
+    "R7": ["the view may not be aligned to 16 bytes"],
+    "R8": ["the view would keep a tensor at least 16 times larger alive"],
+}
+
+
+@pytest.mark.parametrize("rule", REFUSALS)
+def test_a_refusal_names_its_rule(rule):
+    assert [ruled(reason) for reason in REFUSALS[rule]] == [f"{reason} ({rule})" for reason in REFUSALS[rule]]
+
+
+def test_what_no_rule_forbids_names_none():
+    for reason in ("stopped by fuel or by the bisector", "no node computes the bounds of [u0, u1)"):
+        assert ruled(reason) == reason
