@@ -203,6 +203,16 @@ def test_wrong_results_are_seen_at_the_call(fake, says, caplog):
     assert f"island_0 is not computed by fake_islands any more: {says}" in caplog.text
 
 
+def test_islands_are_held_to_differential_verification(fake):
+    with torch.no_grad():
+        fn = compiled(mlp, "fake_islands", verify="differential")
+        assert torch.equal(fn(*values()), mlp(*values()))
+        assert report.latest().applied("islands") == 1
+        fake.results = lambda gm, args: tuple(r + 1 for r in gm(*args))
+        with pytest.raises(Exception, match="pass islands failed"):
+            compiled(mlp, "fake_islands", verify="differential")(*values())
+
+
 def test_a_result_in_another_layout_is_laid_out_as_traced(fake):
     fake.results = lambda gm, args: tuple(r.t().contiguous().t() for r in gm(*args))
     with torch.no_grad():
