@@ -32,6 +32,7 @@ from .opened_ops import open_all
 from .opened_ops import wanted as open_ops_wanted
 from .options import CompileOptions, Switches, read_switches
 from .passes import pipeline, snapshot
+from .passes.history import Recorder
 from .passes.lower import CannotObey, Lower
 from .passes.multi_version import GENERIC, RANGES, range_inputs
 from .passes.no_site import explained, nothing_for_us
@@ -221,7 +222,7 @@ class Compile:
             on_undone=self.note_undone,
             fake_mode=self.fake_mode(level, gm),
             clone_graph=torch_private.clone_graph,
-            snapshot=partial(snapshot.snapshot, level=level) if self.dump else lambda gm: None,
+            snapshot=Recorder(level) if self.dump else lambda gm: None,
             on_pass=self.dump,
             export_rows=self.max_requests or EXPORT_ROWS,
         )

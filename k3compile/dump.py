@@ -1,4 +1,4 @@
-"""K3_DUMP: the graph before and after every pass, as JSON for tools and as text for people.
+"""K3_DUMP: the graph before and after every pass, as JSON for tools and as text for people; or kept in memory.
 
 <dir>/<graph>/00-contiguous_views.before.json  .before.txt  .after.json  .after.txt
 """
@@ -6,28 +6,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .passes.snapshot import text
 
 OnPass = Callable[[str, Any, Any, float], None]
 
 
+class Seen(NamedTuple):
+    """One pass over the graph called ``key``: its name and the snapshots before and after."""
+
+    key: str
+    name: str
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+
+_listening: list[list[Seen]] = []
+
+
+@contextmanager
+def recording() -> Iterator[list[Seen]]:
+    """Every pass that runs inside, in order; passes run even where a cache could answer."""
+    seen: list[Seen] = []
+    _listening.append(seen)
+    try:
+        yield seen
+    finally:
+        _listening.remove(seen)
+
+
 def dumper(folder: Path | None, key: str) -> OnPass | None:
-    """What the runner calls after each pass of graph ``key``; None where nothing is to be dumped."""
-    if folder is None:
+    """What the runner calls after each pass of graph ``key``; None where nobody wants to know."""
+    listeners = list(_listening)
+    if folder is None and not listeners:
         return None
     number = count()
 
-    def write(name: str, before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> None:
-        target = folder / key
-        target.mkdir(parents=True, exist_ok=True)
-        stem = f"{next(number):02d}-{name}"
-        for moment, data in (("before", before), ("after", after)):
-            (target / f"{stem}.{moment}.json").write_text(json.dumps(data, indent=1))
-            (target / f"{stem}.{moment}.txt").write_text(text(data))
+    def tell(name: str, before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> None:
+        for seen in listeners:
+            seen.append(Seen(key, name, before, after))
+        if folder is not None:
+            write(folder / key, f"{next(number):02d}-{name}", before, after)
 
-    return write
+    return tell
+
+
+def write(target: Path, stem: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """The four files of one pass."""
+    target.mkdir(parents=True, exist_ok=True)
+    for moment, data in (("before", before), ("after", after)):
+        (target / f"{stem}.{moment}.json").write_text(json.dumps(data, indent=1))
+        (target / f"{stem}.{moment}.txt").write_text(text(data))

@@ -144,7 +144,10 @@ def run_one(gm: fx.GraphModule, one: Pass, ctx: Context) -> PassRecord:
     gm.recompile()
     seconds, busy = time.perf_counter() - started, time.process_time() - began
     if ctx.on_pass:
-        ctx.on_pass(one.name, before, ctx.snapshot(gm), seconds)
+        after = ctx.snapshot(gm)
+        if isinstance(after, dict):
+            after |= {"pass": one.name, "seconds": seconds, "remarks": [r.to_json() for r in result.remarks]}
+        ctx.on_pass(one.name, before, after, seconds)
     return PassRecord(one.name, seconds, result.changed, result.remarks, count, len(gm.graph.nodes), busy)
 
 

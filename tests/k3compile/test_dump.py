@@ -3,7 +3,7 @@ import json
 from k3compile.passes.snapshot import snapshot
 from torch import fx, sin
 
-from k3compile.dump import dumper
+from k3compile.dump import dumper, recording
 
 
 def test_without_a_folder_nothing_is_written():
@@ -21,3 +21,10 @@ def test_passes_are_numbered_and_written_as_json_and_text(tmp_path):
     assert names[4].startswith("01-second")
     assert json.loads((tmp_path / "key" / names[0]).read_text()) == data
     assert "sin(%x)" in (tmp_path / "key" / names[1]).read_text()
+
+
+def test_what_runs_inside_is_recorded_without_a_folder():
+    with recording() as seen:
+        dumper(None, "key")("first", {"nodes": []}, {"nodes": [1]}, 0.1)
+    assert [(s.key, s.name, s.after) for s in seen] == [("key", "first", {"nodes": [1]})]
+    assert dumper(None, "key") is None
