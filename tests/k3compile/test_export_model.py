@@ -9,7 +9,7 @@ from k3compile.runtime.cache.pools import KdaPools
 from k3compile.runtime.cache.wipe import clear
 from small_models import SMALL, SMALL_LINEAR, Row, make_step, small_model
 
-from k3compile.forward import CompiledForward, compile_forward
+from k3compile.forward import CompiledForward, compile_forward, null_step, slots_of
 from k3compile.options import CompileOptions
 
 pytestmark = pytest.mark.usefixtures("own_reports")
@@ -220,6 +220,11 @@ def test_a_wrong_offset_ends_the_step_with_row_and_value(linear):
         linear(with_exports(rows, [(2, 9)]))
     with pytest.raises(ValueError, match=r"export_slot of row 1 is 2, where row 0 of this call"):
         linear(with_exports(rows, [(0, 0), (2, 2)]))
+
+
+def test_the_export_columns_are_as_long_as_the_engine_says_or_there_are_slots(k3):
+    assert k3.layer.max_requests == len(null_step(torch.device("cpu"), ROWS).export_offset) == ROWS
+    assert slots_of(k3.pools) == SLOTS - 1
 
 
 @pytest.mark.inductor

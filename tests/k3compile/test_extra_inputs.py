@@ -3,7 +3,7 @@
 import pytest
 import torch
 from k3compile.passes import pipeline
-from k3compile.passes.extra_inputs import add_input
+from k3compile.passes.extra_inputs import ExtraInput, add_input
 from k3compile.passes.remarks import PassResult
 
 from k3compile import backend, extra_inputs
@@ -54,3 +54,9 @@ def test_a_graph_without_added_inputs_is_called_directly():
         return x
 
     assert extra_inputs.supplied(compiled, []) is compiled
+
+
+def test_a_key_with_a_family_finds_who_makes_a_supplier_for_the_graph(monkeypatch):
+    monkeypatch.setitem(extra_inputs.PER_GRAPH, "test_pool:", lambda extra: lambda args: (extra.key, args))
+    extra = ExtraInput("pool", "test_pool:kda_scan", torch.zeros(1))
+    assert extra_inputs.supplier_of(extra)(7) == ("test_pool:kda_scan", 7)

@@ -44,3 +44,13 @@ def test_requirements_stand_before_what_needs_them():
     for feature in FEATURES.values():
         needed = [r for r in feature.requires if r in FEATURES]
         assert all(order.index(r) < order.index(feature.name) for r in needed)
+
+
+def test_what_a_pass_needs_of_a_runtime_is_the_callers_to_have_where_no_runtime_of_ours_calls():
+    assert resolve("all", serving=False)["state_export"].on
+    assert resolve("all", serving=True)["state_export"].reason == "needs prefix_cache"
+    assert resolve(("all", "prefix_cache"), serving=True)["state_export"].on
+    assert resolve("all", serving=False)["state_replay"].state == "inert", (
+        "the runtime's own features are not"
+    )
+    assert resolve("baseline", serving=False)["state_export"].state == "off"
