@@ -67,12 +67,12 @@ def reports_in(path: Path) -> list[Any]:
     Raises ValueError for a file of ours that is no report, saying what reads it.
     """
     from ..report import Report
-    from .graph_files import read_json, schema_of
+    from .graph_files import schema_of
 
     schema = schema_of(path)
     if schema is None:
         return []
-    data = read_json(path)
+    data = json.loads(path.read_text(encoding="utf-8"))
     if schema not in ("k3report/1", "k3reports/1"):
         raise ValueError(f"{path} is a {schema}, not a report: look at it with `k3 inspect {path}`")
     try:

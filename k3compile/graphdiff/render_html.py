@@ -100,10 +100,11 @@ def of_stages(title: str, subtitle: str, stages: Sequence[Mapping[str, Any]]) ->
     made = []
     for i, stage in enumerate(stages):
         before = stages[i - 1]["snapshot"] if i else None
-        if i and stage["snapshot"] == before:
+        graph = {k: stage["snapshot"][k] for k in ("symbols", "nodes", "edges")}
+        if i and graph == snapshots[-1]:
             delta = {"pairs": [[n["id"], n["id"]] for n in before["nodes"]], "changes": []}
         else:
-            snapshots.append({k: stage["snapshot"][k] for k in ("symbols", "nodes", "edges")})
+            snapshots.append(graph)
             same_level = i and before.get("level") == stage["snapshot"].get("level")
             delta = stage.get("delta") or (delta_of(before, stage["snapshot"]) if same_level else None)
         kept = {k: stage[k] for k in ("name", "remarks", "seconds", "cost") if stage.get(k)}

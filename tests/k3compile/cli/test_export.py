@@ -99,7 +99,7 @@ def test_a_layer_of_a_checkpoint_computes_what_ours_does(tiny, tmp_path, capsys)
             "cannot write 'htm' (did you mean 'html'?): formats are html, onnx, json",
         ),
         (("graph.json", "-o", "x.pdf"), "cannot write 'pdf': formats are"),
-        (("none.json", "--to", "html"), "none.json does not exist: give a k3graph/1"),
+        (("none.json", "--to", "html"), "none.json: no such file or folder"),
         (("graph.json", "--to", "onnx", "--stage", "x"), "--stage chooses a pass of a dump"),
         (("dump", "--to", "onnx", "--stage", "contigous_views"), "did you mean 'contiguous_views'?"),
         (("dump", "--to", "html", "--stage", "x"), "--stage goes with --to onnx"),

@@ -34,7 +34,7 @@ def test_the_graph_of_the_next_level_is_a_stage_of_its_own(tmp_path):
     write("state_export", high, high, 0.1)
     write("contiguous_views", low, layered(1, views=True), 0.1)
     (found,) = graphs_in(tmp_path)
-    names = ["captured", "state_export", "aten graph", "contiguous_views"]
+    names = ["captured", "state_export", "captured.aten", "contiguous_views"]
     assert [s["name"] for s in found["stages"]] == names
 
 
@@ -61,17 +61,25 @@ def test_another_file_is_refused_with_what_is_read(tmp_path, content):
         graphs_in(file)
 
 
+@pytest.mark.parametrize(
+    "content", [{}, {"before": {}, "after": {}}, {"before": layered(1), "after": layered(1)}]
+)
+def test_a_broken_diff_is_refused(tmp_path, content):
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(content | {"schema": "k3diff/1"}))
+    with pytest.raises(ValueError, match=r"is a broken k3diff/1 .*: write it again with `k3 diff`"):
+        graphs_in(file)
+
+
 def test_a_folder_without_graphs_and_no_folder_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no graphs: give"):
+    with pytest.raises(ValueError, match="is empty; expected what K3_DUMP="):
         graphs_in(tmp_path)
-    with pytest.raises(ValueError, match="does not exist: give"):
+    with pytest.raises(ValueError, match="no such file or folder"):
         graphs_in(tmp_path / "none")
 
 
 def test_a_torn_dump_is_named(tmp_path):
     dump(tmp_path, "g1")
     (tmp_path / "g1" / "00-canonicalize.after.json").unlink()
-    with pytest.raises(
-        ValueError, match=r"torn: 00-canonicalize.before.json has no 00-canonicalize.after.json"
-    ):
+    with pytest.raises(ValueError, match=r"lacks 00-canonicalize.after.json: the dump is not whole"):
         graphs_in(tmp_path)
