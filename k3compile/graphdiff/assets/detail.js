@@ -2,7 +2,7 @@
 function link(id, side, step) {
   const row = step.rowOf.get(side + id), node = row && (side === "a" ? row.a : row.b);
   if (!row) return make("span", {}, "%" + id);
-  return make("a", { class: "node", href: "#", onclick: (e) => { e.preventDefault(); select(row); } }, "%" + node.name);
+  return make("a", { class: "node", href: "#", onclick: (e) => { e.preventDefault(); select(row); $("detail").scrollIntoView({ block: "nearest" }); } }, "%" + node.name);
 }
 
 // An encoded argument as text, nodes as links.
@@ -69,24 +69,25 @@ function showDetail() {
   if (others.length) parts.push(make("p", {}, "one rewrite with ", ...others.slice(0, 24).flatMap((r, i) => [i ? ", " : "", make("span", { class: "whole" }, make("span", { class: "t-" + r.kind }, MARKS[r.kind]), link((r.a || r.b).id, r.a ? "a" : "b", step))]), others.length > 24 ? ` and ${others.length - 24} more` : ""));
   const names = new Set([row.a && row.a.name, row.b && row.b.name]);
   const said = remarksHere().filter((r) => names.has(r.node));
-  detail.replaceChildren(...parts, table, ...said.map((r) => remark(r, 1)));
+  detail.replaceChildren(...parts, table, ...said.map((r) => remark(r, 1, true)));
   document.querySelector("#around figcaption").textContent = "what it reads and what reads it";
   draw(step, row.index, $("drawing"), select);
 }
 
 const remarksHere = () => data.stages[state.stage].remarks || [];
 
-function remark(r, times) {
+function remark(r, times, open) {
   const proofs = (r.proofs || []).map((p) => make("li", {}, `${p.obligation}: `, make("code", {}, p.expression), ` by ${p.how}`));
   const where = r.source ? ` at ${r.source.split("/").slice(-2).join("/")}` : "";
   const element = make("div", { class: `remark ${r.kind}` }, make("p", {}, make("b", {}, r.kind + (times > 1 ? ` ×${times}` : "")), " ", make("code", {}, r.op), where, ": ", r.reason + (r.detail ? ` (${r.detail})` : "")));
-  if (proofs.length) element.append(make("ul", {}, ...proofs));
+  const title = proofs.length === 1 ? "1 proof" : `${proofs.length} proofs`;
+  if (proofs.length) element.append(make("details", open ? { open: "" } : {}, make("summary", {}, title), make("ul", {}, ...proofs)));
   if (r.fix_it) element.append(make("p", { class: "fix" }, r.fix_it));
   return element;
 }
 
 function remarkWithSites(group) {
-  const step = stepOf(state.stage), element = remark(group[0], group.length);
+  const step = stepOf(state.stage), element = remark(group[0], group.length, false);
   const rows = group.map((r) => step.rows.find((row) => (row.b && row.b.name === r.node) || (row.a && row.a.name === r.node))).filter(Boolean);
   if (rows.length) element.append(make("p", {}, ...rows.slice(0, 8).flatMap((row, i) => [i ? ", " : "", link((row.b || row.a).id, row.b ? "b" : "a", step)]), rows.length > 8 ? ` and ${rows.length - 8} more` : ""));
   return element;

@@ -136,6 +136,7 @@ function reveal(row) {
 
 function select(row) {
   state.row = row;
+  $("side").scrollTop = 0;
   if (row) { reveal(row); $("list").setAttribute("aria-activedescendant", "row" + row.index); } else { $("list").removeAttribute("aria-activedescendant"); paint(); }
   showDetail();
 }

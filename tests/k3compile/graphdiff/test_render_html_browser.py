@@ -209,6 +209,11 @@ def test_a_node_tells_what_it_is_what_it_shares_and_what_the_pass_said(visit):
     )
     assert "torch._check(u0 <= x.shape[0])" in page.inner_text("#pass")
     assert page.locator("#drawing g.box").count() > 3
+    assert page.locator("#detail details").get_attribute("open") is not None
+    assert page.locator("#pass .remark details").first.get_attribute("open") is None
+    page.locator("#pass .remark a.node").last.click()
+    assert page.inner_text("#detail h2").startswith("slice_0_1")
+    assert page.evaluate("() => document.getElementById('side').scrollTop") == 0
     other = page.locator("#drawing g.box:not(.picked)").first
     name = other.locator("text").first.text_content().split(" ")[-1]
     other.focus()
