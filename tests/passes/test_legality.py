@@ -1,5 +1,6 @@
 """The rules beside aliasing: layout, overlap, alignment, liveness."""
 
+import k3compile.kernels  # noqa: F401  registers the ops
 import pytest
 import torch
 from k3compile.passes.aliasing import Aliases
