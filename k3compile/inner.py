@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .passes.hazards import hazards
 from .passes.in_place import unsafe_views, write_in_place
 from .torch_private import (
     CustomInferenceAwareGraphPass,
@@ -27,6 +28,7 @@ from .torch_private import (
 )
 
 Optimise = Callable[[fx.GraphModule], None]
+VERSION = torch.__version__.split("+")[0]
 
 
 class UnsafeForInductor(RuntimeError):
@@ -50,6 +52,9 @@ class AtenPasses(CustomInferenceAwareGraphPass):
             )
             raise self.refused
         self.optimise(graph.owning_module)
+        if found := hazards(graph):
+            self.refused = UnsafeForInductor(f"{'; '.join(found)}: Inductor {VERSION} may compute that wrongly")
+            raise self.refused
 
     def uuid(self) -> str | None:
         return self.name

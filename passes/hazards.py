@@ -1,0 +1,142 @@
+"""What Inductor 2.13 computes wrongly, without a word, in a graph that is right: found before it gets there.
+
+    y = scatter(x, ...); copy_(x, v)      y is written into x, then v over it          (x is an input)
+    y = scatter(x, ...); copy_(x, f(y))   f reads rows of y that are being written
+    op(x, x!)                             a clone of x was dropped: op reads its own writes
+    copy_(a, ...); copy_(b, a)            a copy of a was dropped: b gets the new a
+
+Each is reported upstream; with our rewrites or without, the graph is then better compiled by somebody else.
+The rules are wider than the mistakes: what is never right to guess is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from k3compile.passes.aliasing import COPIES, SCATTERS, functional_bases, passes_through
+from k3compile.passes.graph import AUTO_FUNCTIONALIZED, op_name, positions
+from k3compile.passes.in_place import viewed
+from torch import fx
+
+aten = torch.ops.aten
+COPY = aten.copy_.default
+PARTIAL = {  # write the second argument over a part of the first
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.as_strided_scatter.default,
+}
+
+
+def hazards(graph: fx.Graph) -> list[str]:
+    """What of ``graph`` Inductor may compute wrongly, as sentences; none for nearly every graph."""
+    copies = [node for node in graph.find_nodes(op="call_function", target=COPY) if is_input(node.args[0])]
+    return [*dict.fromkeys([*reads_own_writes(graph), *stale_copies(copies), *lost_versions(graph, copies)])]
+
+
+def is_input(node: fx.Node) -> bool:
+    return node.op == "placeholder"
+
+
+def origin(node: fx.Node) -> fx.Node:
+    """The node whose elements ``node`` shows or repeats, through views and copies that may be dropped."""
+    while True:
+        source = viewed(node)
+        if source is None and node.target in COPIES and isinstance(node.args[0], fx.Node):
+            source = node.args[0] if passes_through(node, node.args[0]) else None
+        if node.target is aten.copy.default and isinstance(node.args[1], fx.Node):
+            source = node.args[1]  # all of the first argument is written over
+        if source is None:
+            return node
+        node = source
+
+
+def reads_own_writes(graph: fx.Graph) -> Iterator[str]:
+    """Functionalised ops that are given what they write by another argument too."""
+    for node in graph.nodes:
+        if node.target not in AUTO_FUNCTIONALIZED or not node.kwargs.get("_all_bases"):
+            continue
+        written = {origin(base) for base in node.kwargs["_all_bases"]}
+        read = [a for k, v in node.kwargs.items() if k != "_all_bases" for a in nodes_in(v)]
+        if any(origin(a) in written for a in read):
+            yield f"{op_name(node)} reads a copy of what it writes"
+
+
+def nodes_in(argument: object) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg(argument, lambda n: found.append(n) or n)
+    return found
+
+
+def stale_copies(copies: list[fx.Node]) -> Iterator[str]:
+    """Inputs that get the old content of another input, which was overwritten before."""
+    overwritten: set[fx.Node] = set()
+    for node in copies:
+        target, source = node.args[:2]
+        if isinstance(source, fx.Node) and origin(source) in overwritten:
+            yield f"{target.name} gets what {origin(source).name} held before it was written"
+        overwritten.add(target)
+
+
+def lost_versions(graph: fx.Graph, copies: list[fx.Node]) -> Iterator[str]:
+    """Scatters into an input that are read although something else ends in that input."""
+    order = positions(graph)
+    final = {node.args[0]: lineage(node.args[1]) for node in copies if isinstance(node.args[1], fx.Node)}
+    for node in graph.nodes:
+        for value, base in versions(node):
+            ends = final.get(origin(base))
+            if ends is None:
+                continue
+            if value not in ends and value.users:
+                yield f"{op_name(node)} makes a version of {origin(base).name} that does not end in it"
+            elif later := [
+                u for u in value.users if u not in ends and overwrites(ends, value, order) < order[u]
+            ]:
+                yield f"{later[0].name} reads {value.name} after it was written over"
+
+
+def versions(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """The new contents a node makes, each with the tensor whose content it is a version of."""
+    if node.target in SCATTERS and node.target is not aten.copy.default:
+        yield from ((node, base) for base in node.args[:1] if isinstance(base, fx.Node))
+    elif node.target in AUTO_FUNCTIONALIZED:
+        bases = list(functional_bases(node))
+        own = (
+            max(1, len(node.args[0]._schema.returns))
+            if isinstance(node.args[0], torch._ops.OpOverload)
+            else 1
+        )
+        for user in node.users:
+            if user.target is operator.getitem and 0 <= user.args[1] - own < len(bases):
+                yield user, bases[user.args[1] - own]
+
+
+def lineage(value: fx.Node) -> set[fx.Node]:
+    """The versions that ``value`` is the last of: one written over the other."""
+    found: set[fx.Node] = set()
+    todo = [value]
+    while todo:
+        node = todo.pop()
+        if node in found:
+            continue
+        found.add(node)
+        source = origin(node)
+        if source is not node:
+            todo.append(source)
+        elif node.target in SCATTERS:
+            todo += [a for a in node.args[: 2 if node.target in PARTIAL else 1] if isinstance(a, fx.Node)]
+        elif node.target is operator.getitem and node.args[0].target in AUTO_FUNCTIONALIZED:
+            found.add(node.args[0])
+            todo += [base for made, base in versions(node.args[0]) if made is node]
+    return found
+
+
+def overwrites(ends: set[fx.Node], value: fx.Node, order: dict[fx.Node, int]) -> float:
+    """Where the next version after ``value`` is made."""
+    made = [order[n] for n in ends if n is not value and order[n] > order[value] and makes_version(n)]
+    return min(made, default=float("inf"))
+
+
+def makes_version(node: fx.Node) -> bool:
+    return node.target in SCATTERS or node.target in AUTO_FUNCTIONALIZED
