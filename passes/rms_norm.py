@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 from k3compile.passes.finalize_axes import Places, broadcast, follow, is_cast, whole
-from k3compile.passes.graph import arguments, tensor
+from k3compile.passes.graph import arguments, tensor, value
 from k3compile.passes.prover import Prover
 from torch import fx
 
@@ -147,7 +147,8 @@ def mean_of_square(node: fx.Node, prover: Prover) -> tuple[fx.Node, set[fx.Node]
         len(shape) - 1
     ]:
         return None
-    if parts is not None and not (isinstance(parts, int) and prover.equal(parts, shape[-1])):
+    count = value(parts)
+    if parts is not None and not (isinstance(count, (int, torch.SymInt)) and prover.equal(count, shape[-1])):
         return None
     power = square.target is aten.pow.Tensor_Scalar and square.args[1] == 2
     product = square.target is aten.mul.Tensor and square.args[0] is square.args[1]
