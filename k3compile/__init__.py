@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .adoption.layers import adopt, unadopt
     from .annotations import annotate_range
     from .export import Checkpoints, checkpoints, export_at
+    from .graph_capture import capture
     from .llm import LLM
     from .opened_ops import open_ops
     from .options import CompileOptions
@@ -26,6 +27,7 @@ LAZY = {
     "SamplingParams": ".runtime.sampling_params",
     "adopt": ".adoption.layers",
     "annotate_range": ".annotations",
+    "capture": ".graph_capture",
     "checkpoints": ".export",
     "export_at": ".export",
     "open_ops": ".opened_ops",
@@ -39,6 +41,7 @@ __all__ = [
     "__version__",
     "adopt",
     "annotate_range",
+    "capture",
     "checkpoints",
     "export_at",
     "open_ops",

@@ -1,4 +1,4 @@
-"""K3_DUMP: the graph before and after every pass, as JSON for tools and as text for people; or kept in memory.
+"""K3_DUMP: the graph before and after every pass, as JSON for tools and as text for people; or in memory.
 
 <dir>/<graph>/00-contiguous_views.before.json  .before.txt  .after.json  .after.txt
 """

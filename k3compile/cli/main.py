@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-VERBS = ("serve", "chat", "make-checkpoint", "explain", "inspect", "export", "doctor", "bench")
+VERBS = ("serve", "chat", "make-checkpoint", "explain", "inspect", "export", "diff", "doctor", "bench")
 
 
 class LazyVerbs(TyperGroup):

@@ -4,6 +4,7 @@
     kept by the pass that ran between them     where a snapshot says so ("was")
     equal both ways, equal above, equal below  (labels.py), each followed by the neighbours of what is matched
     the same without values and constants      for graphs in another dtype or of another size
+    descended from                             between levels, by the provenance that torch keeps ("from")
     islands                                    networkx, then op + shape + source inside an island
 
 A wrong guess here makes a diff longer, never wrong: every pair is compared afterwards (compare.py).
@@ -76,6 +77,7 @@ def match(before: Graph, after: Graph) -> Matching:
     kept_by_pass(found)
     by_hash(found, (labels[0].strict, labels[1].strict))
     by_hash(found, (labels[0].loose, labels[1].loose))
+    across_levels(found)
     same_place(found)
     match_islands(found, (labels[0].loose, labels[1].loose))
     return found
@@ -118,6 +120,17 @@ def kept_by_pass(found: Matching) -> None:
         b = found.before.position.get(node.get("was"))
         if b is not None and found.before.nodes[b]["op"] == node["op"]:
             found.pair(b, a)
+
+
+def across_levels(found: Matching) -> None:
+    """Pair a node with the last of those that say they come from it, between graphs of different levels."""
+    if found.before.data.get("level") == found.after.data.get("level"):
+        return
+    names = {node["name"]: b for b, node in enumerate(found.before.nodes)}
+    for a in range(len(found.after) - 1, -1, -1):
+        origins = [names[name] for name in found.after.nodes[a].get("from") or () if name in names]
+        if origins:
+            found.pair(origins[-1], a)
 
 
 def by_hash(found: Matching, labels: tuple[Key, Key]) -> None:

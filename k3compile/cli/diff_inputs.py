@@ -1,0 +1,79 @@
+"""What `k3 diff` compares: snapshots, timelines, dumps, or a checkpoint's kinds of layer, compiled here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..graphdiff.diff import Diff
+from ..graphdiff.diff import diff as compare
+from ..graphdiff.timeline import Timeline, load
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One graph, or ``times`` layers of a kind: the diff, and the timeline that the later side is of."""
+
+    name: str
+    times: int
+    diff: Diff
+    timeline: Timeline
+    stepwise: bool
+
+
+def comparisons(
+    a: Path, b: Path | None, before: str, after: str, ignore: list[str], disable: list[str]
+) -> list[Comparison]:
+    """Raises ValueError for what is no graph, for sides of different length, for nothing to compare."""
+    if disable and (b is not None or not is_checkpoint(a)):
+        raise ValueError("--disable compares a checkpoint with itself: k3 diff CHECKPOINT --disable PASS")
+    left = graphs(a, disable)
+    if disable:
+        right = graphs(a, [])
+    elif b is not None:
+        right = graphs(b, [])
+    else:
+        if all(len(t.stages) < 2 for _, _, t in left):
+            raise ValueError(f"{a} is one graph; name another to compare it with")
+        return [
+            Comparison(
+                name, times, compare(t.stage(before).snapshot, t.stage(after).snapshot, ignore), t, True
+            )
+            for name, times, t in left
+        ]
+    pairs = paired(left, right, a, b)
+    return [
+        Comparison(name, times, compare(old.stage(after).snapshot, t.stage(after).snapshot, ignore), t, False)
+        for (_, _, old), (name, times, t) in pairs
+    ]
+
+
+def paired(left: list, right: list, a: Path, b: Path | None) -> list:
+    """Graphs side by side: of the same name where all have one, else in order. Raises ValueError."""
+    by_name = {name: one for one in right for name in [one[0]]}
+    if all(one[0] in by_name for one in left) and len(left) == len(right):
+        return [(one, by_name[one[0]]) for one in left]
+    if len(left) != len(right):
+        raise ValueError(
+            f"{a} has {len(left)} graphs and {b} has {len(right)}: name one graph's folder of each"
+        )
+    return list(zip(left, right))
+
+
+def is_checkpoint(path: Path) -> bool:
+    return path.name == "config.json" or (path / "config.json").is_file()
+
+
+def graphs(path: Path, disable: list[str]) -> list[tuple[str, int, Timeline]]:
+    """(name, how many layers are like it, timeline) of every graph a path stands for."""
+    if not is_checkpoint(path):
+        return [(one.graph, 1, one) for one in load(path)]
+    from ..graph_capture import QUICK, capture_kinds
+    from ..options import CompileOptions, read_switches
+    from ..runtime.config import K3Config
+
+    read_switches()  # a mistake in them is told here, not by a compile that fails
+    options: Any = CompileOptions(inner=QUICK, features="all", disable=tuple(disable))
+    kinds = capture_kinds(K3Config.from_file(path), options)
+    return [(k.name, k.layers, replace(k.timeline, graph=k.name)) for k in kinds]

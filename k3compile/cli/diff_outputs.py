@@ -1,0 +1,105 @@
+"""What `k3 diff` writes: text, JSON, drawings, an HTML page, ONNX for Netron, and the results of a budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from ..graphdiff import render_text
+from ..graphdiff.render_graph import RENDERERS
+from .diff_inputs import Comparison
+
+
+def rendered(
+    found: list[Comparison], format: str, sizes: Mapping[str, int], stream: IO | None
+) -> str | bytes:
+    """The output; of text on a terminal everything is printed and nothing returned."""
+    if format == "text":
+        return as_text(found, sizes, stream)
+    priced = [replace(one, diff=replace(one.diff, costs=costs(one, sizes))) for one in found]
+    if format == "json":
+        data = [one.diff.to_json() for one in priced]
+        return (
+            json.dumps(data[0] if len(data) == 1 else {"schema": "k3diffs/1", "diffs": data}, indent=1) + "\n"
+        )
+    if len(found) > 1:
+        names = ", ".join(one.name for one in found)
+        raise ValueError(f"--format {format} shows one graph, there are {len(found)}: {names}")
+    (one,) = priced
+    if format == "html":
+        from ..graphdiff.render_html import html
+
+        return html(one.timeline.to_json() if one.stepwise else one.diff.to_json())
+    if format == "onnx":
+        from ..graphdiff.onnx_graph import diff_to_onnx
+
+        return diff_to_onnx(one.diff.to_json()).SerializeToString()
+    return RENDERERS[format](one.diff)
+
+
+def as_text(found: list[Comparison], sizes: Mapping[str, int], stream: IO | None) -> str:
+    """Stage by stage where passes ran, else each diff; then the costs."""
+    from rich.console import Console
+
+    console = Console(file=stream) if stream else None
+    rows = []
+    for one in found:
+        times = f" x{one.times}" if one.times > 1 else ""
+        if one.stepwise:
+            rows.append(render_text.timeline_text(one.timeline, one.times))
+        elif console is not None and console.is_terminal:
+            render_text.show(console, one.diff, one.name + times if len(found) > 1 else "")
+        else:
+            rows.append((f"{one.name}{times}: " if len(found) > 1 else "") + render_text.text(one.diff))
+        if not one.diff.same:
+            rows += [f"  {row}\n" for row in cost_rows(one, sizes)]
+    return "".join(rows)
+
+
+def costs(one: Comparison, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """What both sides cost, numbers for ``sizes``, else expressions."""
+    from ..graphdiff.cost import cost
+
+    sides = [cost(snapshot) for snapshot in (one.diff.before, one.diff.after)]
+    shown = [side.at(sizes) if sizes else side.to_json() for side in sides]
+    return dict(zip(("before", "after"), shown))
+
+
+def cost_rows(one: Comparison, sizes: Mapping[str, int]) -> list[str]:
+    """``launches 12 -> 9``, only what changed."""
+    found = costs(one, sizes)
+    return [
+        f"{name} {value} -> {found['after'][name]}"
+        for name, value in found["before"].items()
+        if name != "symbols" and value != found["after"].get(name)
+    ]
+
+
+def hold(
+    found: list[Comparison], file: Path, junit: Path | None, sizes: Mapping[str, int], seconds: float
+) -> int:
+    """Hold every graph to the budget; 1 where a limit is broken."""
+    from ..graphdiff.asserts import check, read_budget
+    from ..graphdiff.junit import junit as xml
+
+    budget = read_budget(file)
+    budget = replace(budget, at={**budget.at, **sizes})
+    results = []
+    for one in found:
+        head = f"{one.name}: " if len(found) > 1 else ""
+        results += [replace(r, name=head + r.name) for r in check(budget, one.timeline, one.diff)]
+    for result in results:
+        print(
+            f"{'ok  ' if result.ok else 'FAIL'} {result.name}"
+            + ("" if result.ok else f"\n{indented(result.message)}")
+        )
+    if junit:
+        junit.write_text(xml(results, file.name, seconds), encoding="utf-8")
+    return 0 if all(result.ok for result in results) else 1
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"     {line}" for line in text.splitlines())
