@@ -76,7 +76,7 @@ def text(path: Path, kind: str, stage: str | None) -> str:
     data = graph_at(path)
     if kind == "json":
         return json.dumps(data, indent=1) + "\n"
-    return html(priced(data), title="" if data["schema"] == "k3timeline/1" else path.name)
+    return html(data, title="" if data["schema"] == "k3timeline/1" else path.name)
 
 
 def graph_at(path: Path) -> dict[str, Any]:
@@ -89,18 +89,6 @@ def graph_at(path: Path) -> dict[str, Any]:
             f"`K3_DUMP=dump k3 explain {path}` and export dump/<graph>"
         )
     return one_graph(path)
-
-
-def priced(data: dict[str, Any]) -> dict[str, Any]:
-    """The same with the estimated cost of each graph that has none."""
-    from ..graphdiff.cost import cost
-
-    if data["schema"] == "k3timeline/1":
-        stages = [s if s.get("cost") else s | {"cost": cost(s["snapshot"]).to_json()} for s in data["stages"]]
-        return data | {"stages": stages}
-    if data["schema"] == "k3diff/1" and not data.get("costs"):
-        return data | {"costs": {side: cost(data[side]).to_json() for side in ("before", "after")}}
-    return data | {"cost": cost(data).to_json()} if data["schema"] == "k3graph/1" else data
 
 
 def picture(path: Path, stage: str | None) -> Any:

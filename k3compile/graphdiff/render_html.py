@@ -23,9 +23,9 @@ SCRIPTS = ("model.js", "draw.js", "cost.js", "detail.js", "view.js")
 def html(data: Mapping[str, Any], title: str = "") -> str:
     """The page for a ``k3timeline/1``, ``k3diff/1`` or ``k3graph/1`` value.
 
-    A graph and a timeline's stages may hold ``cost``, a mapping of quantities to numbers or expressions.
-    Stages may hold ``delta`` ({"pairs", "changes"} from the stage before), else it is computed; between
-    graphs of two levels there is none. Raises ValueError for another schema.
+    Stages may hold ``cost`` (quantities, numbers or expressions) and ``delta`` ({"pairs", "changes"} from the
+    stage before); what is not given is computed, but no delta between graphs of two levels. Raises ValueError
+    for another schema.
     """
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if schema not in READERS:
@@ -68,11 +68,7 @@ def inert(content: Any) -> str:
 
 def of_graph(graph: Mapping[str, Any]) -> dict[str, Any]:
     """One graph: a timeline of one stage."""
-    return of_stages(
-        "graph",
-        f"{len(graph['nodes'])} nodes",
-        [{"name": "graph", "snapshot": graph, "cost": graph.get("cost")}],
-    )
+    return of_stages("graph", f"{len(graph['nodes'])} nodes", [{"name": "graph", "snapshot": graph}])
 
 
 def of_diff(diff: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,8 +103,9 @@ def of_stages(title: str, subtitle: str, stages: Sequence[Mapping[str, Any]]) ->
             snapshots.append(graph)
             same_level = i and before.get("level") == stage["snapshot"].get("level")
             delta = stage.get("delta") or (delta_of(before, stage["snapshot"]) if same_level else None)
-        kept = {k: stage[k] for k in ("name", "remarks", "seconds", "cost") if stage.get(k)}
-        made.append(kept | {"snapshot": len(snapshots) - 1, "delta": delta})
+        kept = {k: stage[k] for k in ("name", "remarks", "seconds") if stage.get(k)}
+        price = stage.get("cost") or price_of(stage["snapshot"])
+        made.append(kept | {"snapshot": len(snapshots) - 1, "delta": delta, "cost": price})
     return {"title": title, "subtitle": subtitle, "snapshots": snapshots, "stages": made}
 
 
@@ -118,6 +115,13 @@ def delta_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
 
     found = diff(dict(before), dict(after)).to_json()
     return {"pairs": found["pairs"], "changes": found["changes"]}
+
+
+def price_of(graph: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The estimated cost; None for a graph of which no value is known, whose sums would all be nothing."""
+    from .cost import cost
+
+    return cost(graph).to_json() if any(node["value"] is not None for node in graph["nodes"]) else None
 
 
 READERS = {"k3timeline/1": of_timeline, "k3diff/1": of_diff, "k3graph/1": of_graph}

@@ -69,6 +69,16 @@ def test_graphs_of_two_levels_are_not_compared():
     assert [s["delta"] for s in of_stages("t", "s", stages)["stages"]] == [None, None]
 
 
+def test_costs_are_estimated_where_they_are_not_given():
+    given, computed = timeline(1), timeline(1, costs=False)
+    assert data_of(html(given))["stages"][0]["cost"] == {"launches": 25, "bytes_read": "256*s0 + 64*u0"}
+    assert data_of(html(computed))["stages"][0]["cost"]["launches"] > 0
+    bare = layered(1)
+    for node in bare["nodes"]:
+        node["value"] = None
+    assert data_of(html(bare))["stages"][0]["cost"] is None
+
+
 def test_a_delta_that_is_not_given_is_computed():
     stages = [{"name": "a", "snapshot": layered(1)}, {"name": "b", "snapshot": layered(1, views=True)}]
     (delta,) = [s["delta"] for s in of_stages("t", "s", stages)["stages"] if s["delta"]]
