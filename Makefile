@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 help:
 	@echo "make serve      install, make the tiny checkpoint, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       the fast tests, under 10 minutes on two cores"
-	@echo "make test-slow  the rest: Inductor, fuzzers, full identity runs"
+	@echo "make test-slow  the rest: Inductor, fuzzers, full identity runs, a browser"
 	@echo "make accept     every check at its full count; writes accept.log"
 	@echo "make lint       ruff"
 
