@@ -117,3 +117,29 @@ def passes(
         print(json.dumps(result.to_json(), indent=2))
     else:
         Console(width=140).print(bench.table(result))
+
+
+@app.command("hf")
+def hf(
+    size: Annotated[str, typer.Option(help="tiny, small or medium: random weights either way.")] = "tiny",
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 128,
+    decode: Annotated[int, typer.Option(help="Tokens of one decode round.")] = 16,
+    rounds: Annotated[int, typer.Option(help="Rounds; medians are over these.")] = 5,
+    inductor: Annotated[
+        bool, typer.Option(help="Plain Inductor takes minutes: their loop is unrolled.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """transformers' Kimi-Linear: eager, plain Inductor, and adopted with k3."""
+    from ..bench import hf as bench
+
+    try:
+        result = bench.bench(size, prompt, decode, rounds, inductor, lambda line: typer.echo(line, err=True))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+        return
+    console = Console(width=140)
+    console.print(bench.table(result))
+    console.print(bench.graphs_line(result))

@@ -23,3 +23,9 @@ def test_an_unknown_mode_is_misuse():
     ran = CliRunner().invoke(app, ["model", "tiny", "--mode", "fast"])
     assert ran.exit_code == 2
     assert "eager, inductor, k3" in ran.output
+
+
+def test_bench_hf_names_its_sizes():
+    ran = CliRunner().invoke(app, ["hf", "--size", "huge"])
+    assert ran.exit_code == 2
+    assert "tiny, small, medium" in ran.output
