@@ -7,10 +7,12 @@ front door reaches under torch's surface.
 from __future__ import annotations
 
 import copy
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ __all__ = [
     "InductorError",
     "RestartAnalysis",
     "aot_autograd",
+    "ask_processor",
     "await_probe",
     "bisecting",
     "bisector_veto",
@@ -157,17 +160,55 @@ def probe_processor() -> None:
     Asked while Dynamo traces, the answer is there when it is needed.
     """
     import torch._inductor.compile_fx  # noqa: F401  here, since Dynamo may trace while the thread runs
-    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
     if not _probes:
-        _probes.append(threading.Thread(target=valid_vec_isa_list, name="k3-probe", daemon=True))
+        _probes.append(threading.Thread(target=ask_processor, name="k3-probe", daemon=True))
         _probes[0].start()
 
 
+def ask_processor() -> list[str]:
+    """Names of the vector instructions Inductor may use; an earlier start's answers save its subprocesses.
+
+    They are kept beside the compile cache, for this torch, compiler and processor. Only a yes is believed.
+    """
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
+
+    compiler, flags = get_compiler_version_info(get_cpp_compiler()), cpu_vec_isa.x86_isa_checker()
+    machine = digest_of_words(torch.__version__, compiler, *sorted(flags))
+    file = cache_folder() / "processor"
+    try:
+        whose, *kept = file.read_text().split("\n")
+    except OSError:
+        whose, kept = "", []
+    known = dict.fromkeys(kept if whose == machine else [])
+    for isa in cpu_vec_isa.supported_vec_isa_list:
+        isa.check_build = partial(answered, isa, isa.check_build, known)
+    found = [str(isa) for isa in cpu_vec_isa.valid_vec_isa_list()]
+    if (whose, kept) != (machine, list(known)):
+        with suppress(OSError):  # a folder that cannot be written costs the next start a second
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("\n".join([machine, *known]))
+    return found
+
+
+def answered(isa: Any, ask: Callable[[str], bool], known: dict[str, None], code: str) -> bool:
+    """Whether ``code`` compiles and loads with these instructions; a yes is noted in ``known``."""
+    question = digest_of_words(str(isa), isa.build_arch_flags(), code)
+    if question not in known and not ask(code):
+        return False
+    known[question] = None
+    return True
+
+
+def digest_of_words(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
 def await_probe() -> None:
-    """Wait for the answer, if somebody asked, so that it is not asked twice."""
-    for thread in _probes:
-        thread.join()
+    """Wait for the answer; ask now, if nobody did."""
+    probe_processor()
+    _probes[0].join()
 
 
 def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Callable:

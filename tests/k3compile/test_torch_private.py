@@ -105,3 +105,40 @@ def test_nothing_outside_the_cache_is_deleted(tmp_path):
     assert torch_private.delete_torn_library(error) is None
     assert torch_private.delete_torn_library(torch_private.InductorError(ValueError("no"), None)) is None
     assert library.exists()
+
+
+def test_a_second_start_believes_what_the_first_found_out_about_the_processor(tmp_path, monkeypatch):
+    from torch._inductor import cpu_vec_isa
+
+    asked = []
+    monkeypatch.setattr(torch_private, "cache_folder", lambda: tmp_path / "k3")
+    monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["avx2", "avx512"])
+    monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", [])
+
+    def check_build(isa, code):
+        asked.append(str(isa))
+        return str(isa) == "avx2"
+
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", check_build)
+
+    def start():
+        asked.clear()
+        cpu_vec_isa.supported_vec_isa_list[:] = [cpu_vec_isa.VecAVX512(), cpu_vec_isa.VecAVX2()]
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+        cpu_vec_isa.VecISA._VecISA__bool__impl.cache_clear()
+        cpu_vec_isa.VecAVX512.__bool__.cache_clear()
+        return torch_private.ask_processor()
+
+    try:
+        assert (start(), asked) == (["avx2"], ["avx512", "avx2"])
+        assert (start(), asked) == (["avx2"], ["avx512"]), "what failed is asked again"
+        file = tmp_path / "k3" / "processor"
+        file.write_text(file.read_text().replace("\n", "0\n", 1))
+        assert (start(), asked) == (["avx2"], ["avx512", "avx2"]), "another machine's answer"
+        file.unlink()
+        file.mkdir()
+        assert (start(), asked) == (["avx2"], ["avx512", "avx2"]), "it cannot be kept"
+    finally:
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+        cpu_vec_isa.VecISA._VecISA__bool__impl.cache_clear()
+        cpu_vec_isa.VecAVX512.__bool__.cache_clear()
