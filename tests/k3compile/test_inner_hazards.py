@@ -1,0 +1,69 @@
+"""What Inductor would compute wrongly is compiled by aot_eager, is right, and the report says so."""
+
+import pytest
+import torch
+from hazard_programs import RIGHT, WRONG, arguments
+from small_models import SMALL, small_model
+from torch._inductor import config
+
+from k3compile import inner, report
+from k3compile.forward import compile_forward
+
+pytestmark = [pytest.mark.usefixtures("own_reports", "test_op"), pytest.mark.inductor]
+
+
+@pytest.fixture(scope="module", name="test_op")
+def declared():
+    from alias_fuzz import rev_into
+
+    rev_into()
+
+
+def outcome(fn, compiled):
+    args = arguments(fn)
+    with torch.no_grad():
+        results = compiled(*args)
+    return [*(results if isinstance(results, tuple) else [results]), *args]
+
+
+def agrees(fn, backend):
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=backend, fullgraph=True)
+    return all(map(torch.equal, outcome(fn, fn), outcome(fn, compiled)))
+
+
+@pytest.mark.parametrize("fn", WRONG, ids=lambda fn: fn.__name__)
+def test_a_hazard_is_compiled_by_aot_eager_and_is_right(fn):
+    assert agrees(fn, "k3")
+    made = report.latest()
+    assert made.inner == "aot_eager"
+    (note,) = made.notes
+    assert note.startswith("compiled with aot_eager: ")
+    assert "may compute that wrongly" in note
+
+
+@pytest.mark.slow
+def test_inductor_alone_still_gets_them_wrong():
+    wrong = [fn.__name__ for fn in WRONG if not agrees(fn, "inductor")]
+    assert len(wrong) == len(WRONG), f"the guard can be narrowed: only {wrong} are wrong"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", RIGHT, ids=lambda fn: fn.__name__)
+def test_what_inductor_computes_rightly_it_compiles(fn):
+    assert agrees(fn, "k3")
+    assert (report.latest().inner, report.latest().notes) == ("inductor", ())
+
+
+@pytest.mark.slow
+def test_no_kind_of_layer_of_the_model_has_a_hazard(monkeypatch):
+    """The graphs as Inductor takes them from us, for every kind of layer."""
+    checked = []
+    real = inner.hazards
+    monkeypatch.setattr(inner, "hazards", lambda graph: checked.append(real(graph)) or checked[-1])
+    model = small_model(dtype=torch.float32)
+    with config.patch(force_disable_caches=True):
+        compile_forward(model, model.make_pools(3, 4, 4, 3))
+    assert {made.inner for made in report.all()} == {"inductor"}
+    assert len(checked) >= len({SMALL.kind(i) for i in range(SMALL.num_hidden_layers)})
+    assert not any(checked)
