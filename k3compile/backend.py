@@ -161,10 +161,10 @@ class Compile:
         The body for ranges comes last: the passes of the other must not rest on facts of annotations.
         """
         taken = [] if "contiguous_views" in ctx.disabled else self.annotated
-        copy = torch_private.clone_dynamo_graph(gm)
+        copy, made = torch_private.clone_dynamo_graph(gm), versions.symbols_made(gm)
         body = self.compile_body(gm, inputs, GENERIC if taken else "")
         if taken:
-            starts = versions.use_ranges_of(taken, copy, inputs, ctx)
+            starts = versions.use_ranges_of(taken, copy, inputs, ctx, made)
             try:
                 ranges = self.compile_body(copy, [*inputs, starts], RANGES)
             except (inner.UnsafeForInductor, torch_private.InductorError) as error:
@@ -288,9 +288,11 @@ class Compile:
             sources=self.sources,
             torch=torch.__version__,
         )
-        if self.passes_ran or self.inner != "inductor":
+        if self.inner != "inductor" or (self.passes_ran and not self.annotated):
             return made
         found = report.stored(self.key, torch_private.cache_folder())
+        if self.passes_ran:
+            return versions.completed(made, found)
         if found is None:
             gone = "the compile cache had this graph but its report is gone; clear the cache to see one again"
             return replace(made, status="cached", notes=(*self.notes, gone))

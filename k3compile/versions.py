@@ -20,8 +20,10 @@ from .annotations import in_use, range_promised, was_annotated
 from .passes.graph import fake_mode_of
 from .passes.multi_version import RangeInput, use_ranges
 from .passes.runner import Context
+from .report import Report
 
 Body = Callable[..., Any]
+GAP = 10_000  # more sizes than the generic body of a graph will name
 
 
 def worth_a_body(inputs: Sequence[RangeInput], args: Sequence[Any]) -> list[RangeInput]:
@@ -45,11 +47,25 @@ def starts_of(indices: Sequence[RangeInput], args: Sequence[Any]) -> torch.Tenso
     return torch.tensor([0 if start == end else start for start, end in found], dtype=torch.int64)
 
 
+def symbols_made(gm: fx.GraphModule) -> int:
+    """How many data-dependent sizes the compile of a Dynamo graph has named so far."""
+    mode = fake_mode_of(gm.graph)
+    return mode.shape_env.unbacked_symint_counter if mode is not None and mode.shape_env is not None else 0
+
+
 def use_ranges_of(
-    indices: Sequence[RangeInput], gm: fx.GraphModule, args: Sequence[Any], ctx: Context
+    indices: Sequence[RangeInput], gm: fx.GraphModule, args: Sequence[Any], ctx: Context, made: int
 ) -> torch.Tensor:
-    """Make ``gm`` the ranges body; returns first rows to compile it with, those of ``args`` if promised."""
-    ctx = replace(ctx, fake_mode=fake_mode_of(gm.graph), extra_inputs=[])
+    """Make ``gm`` the ranges body; returns first rows to compile it with, those of ``args`` if promised.
+
+    made: sizes named before the generic body was compiled. A cache that has that body names none for it, so
+    those of this one start behind a gap: its text, which is what caches look up, is the same either way.
+    """
+    mode = fake_mode_of(gm.graph)
+    ctx = replace(ctx, fake_mode=mode, extra_inputs=[])
+    if mode is not None and mode.shape_env is not None:
+        assert mode.shape_env.unbacked_symint_counter < made + GAP, "the generic body names more sizes"
+        mode.shape_env.unbacked_symint_counter = made + GAP
     use_ranges(gm, indices, ctx)
     promised = starts_of(indices, args)
     return ctx.extra_inputs[0].example if promised is None else promised
@@ -59,6 +75,16 @@ def note(indices: Sequence[RangeInput]) -> str:
     """What the report says about a graph with two bodies."""
     names = ", ".join(one.name for one in indices)
     return f"two bodies: one for calls with {names} annotated as ranges, one for any index"
+
+
+def completed(made: Report, found: Report | None) -> Report:
+    """``made``, with what the stored report says of a body for which a cache answered and no pass ran."""
+    if found is None:
+        return made
+    ran = {record.body for record in made.records}
+    more = tuple(record for record in found.records if record.body and record.body not in ran)
+    graphs = {**dict(found.graphs), **dict(made.graphs)}
+    return replace(made, records=(*made.records, *more), graphs=tuple(graphs.items()))
 
 
 def pick(generic: Body, ranges: Body, indices: Sequence[RangeInput]) -> Body:

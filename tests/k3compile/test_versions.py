@@ -1,5 +1,7 @@
 """One Dynamo graph with two bodies: each call gets the one its annotations allow, and the right result."""
 
+from dataclasses import replace
+
 import annotated_layer
 import pytest
 import torch
@@ -260,3 +262,18 @@ def test_first_rows_are_given_only_when_all_are_promised():
     i, j = annotate_range(torch.arange(3, 5), 3, 5), torch.arange(1)
     assert versions.starts_of(indices, (i, "x", j)) is None
     assert versions.starts_of(indices, (i, "x", annotate_range(j, 0, 1))).tolist() == [3, 0]
+
+
+def test_a_body_that_a_cache_answered_for_is_told_of_in_the_stored_words():
+    calls = Calls(gathered, ROWS, inner="aot_eager")
+    calls(table(), annotate_range(torch.arange(2, 5), 2, 5))
+    whole = report.latest()
+    half = replace(
+        whole, records=tuple(r for r in whole.records if r.body != GENERIC), graphs=whole.graphs[2:]
+    )
+    assert not half.missed("contiguous_views")
+    again = versions.completed(half, whole)
+    assert again.missed("contiguous_views") == whole.missed("contiguous_views") != []
+    assert sorted(map(str, again.records)) == sorted(map(str, whole.records))
+    assert dict(again.graphs) == dict(whole.graphs)
+    assert versions.completed(half, None) is half
