@@ -168,10 +168,11 @@ def paired_symbols(found: Matching) -> dict[str, str]:
         if a is not None:
             vote(found.before.nodes[b]["value"], found.after.nodes[a]["value"], votes)
             vote(found.before.nodes[b]["args"], found.after.nodes[a]["args"], votes)
+    known = [graph.data.get("symbols", {}) for graph in (found.before, found.after)]
     names: dict[str, str] = {}
     taken: set[str] = set()
     for (old, new), _ in sorted(votes.items(), key=lambda item: (-item[1], item[0])):
-        if old not in names and new not in taken:
+        if old in known[0] and new in known[1] and old not in names and new not in taken:
             names[old] = new
             taken.add(new)
     return names

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +69,14 @@ def unit(changes: list[Change], times: int, nodes: list[Any], names: list[Any]) 
         mark, one = ("-", old[0]) if old else ("+", new[0])
         return Unit(first.kind, first.detail, (f"{mark} {spelled(one, names[0 if old else 1])}",), times)
     lines = [f"- {spelled(n, names[0])}" for n in old] + [f"+ {spelled(n, names[1])}" for n in new]
-    title = f"{', '.join(n['target'] for n in old)} -> {', '.join(n['target'] for n in new)}"
+    title = f"{ops_of(old)} -> {ops_of(new)}"
     return Unit(first.kind, title, tuple(lines), times)
+
+
+def ops_of(nodes: list[Mapping[str, Any]]) -> str:
+    """Their ops, in order of the first of each: ``aten.arange.start, aten.index_select.default x3``."""
+    counts = Counter(n["target"] for n in nodes)
+    return ", ".join(f"{op} x{count}" if count > 1 else op for op, count in counts.items())
 
 
 def spelled(node: Mapping[str, Any], names: Mapping[int, str]) -> str:
