@@ -46,6 +46,7 @@ class Request:
 
     def __init__(self, offset: Tensor, slot: Tensor | None) -> None:
         self.offset, self.slot, self.serial = offset, slot, next(_serial)
+        self.taken = False  # whether any graph has asked for it
         self.pools: dict[tuple, tuple[str, Tensor, Any]] = {}  # one a graph and layer, in the order of calls
         self._columns: dict[tuple, Tensor] = {}
 
@@ -81,15 +82,22 @@ def export_at(offsets: Sequence[int] | Tensor, slots: Sequence[int] | Tensor | N
     runtime takes at most 256, or as many as its batch has sequences. Every call inside exports: leave the
     context before decoding goes on.
 
-    Raises ValueError for entries that are not whole numbers from 0 to 2^31 - 1, and slots of another length;
+    Raises ValueError for entries that are not whole numbers from 0 to 2^31 - 1, for slots of another length,
+    and at the end where no call inside could export, so that nobody resumes from a slot that was not written;
     the call itself raises it for an offset outside its row and a slot that cannot be.
     """
     offset = column_of("offsets", offsets)
     slot = None if slots is None else column_of("slots", slots)
     if slot is not None and len(slot) != len(offset):
         raise ValueError(f"export_at got {len(offset)} offsets and {len(slot)} slots; it needs one for each")
-    with asking(Request(offset, slot)):
+    request = Request(offset, slot)
+    with asking(request):
         yield
+    if offset.any() and not request.taken:
+        raise ValueError(
+            "nothing inside export_at exported: no graph that was called has KDA calls which "
+            'torch.compile(backend="k3") gave exports; its report says why (state_export)'
+        )
 
 
 @contextmanager
@@ -162,6 +170,7 @@ def column_supplier(extra: ExtraInput) -> Supplier:
         request = _asked.get()
         if request is None:
             return zeros
+        request.taken = True
         if key == SEQUENCE_OFFSET:
             if request.slot is not None:
                 raise ValueError(

@@ -35,12 +35,11 @@ def short_conv_export(
     export_offset, export_slot [N] int32, offset 0 for none. The rows are copied, so a checkpoint is exact at
     every offset. Raises ValueError, before anything is written, for what :func:`exports.exports_of` refuses.
     """
-    bounds, places = cu.tolist(), slots.tolist()
-    exports = exports_of(export_offset, export_slot, places, bounds, len(window))
-    for row, offset, slot in exports:
+    bounds = cu.tolist()
+    for row, offset, slot in exports_of(export_offset, export_slot, slots, bounds, len(window)):
         begin, end = bounds[row], bounds[row] + offset
         kept = max(0, KEPT - offset)  # rows of the window before that are still in it
-        window[slot, :kept] = window[places[row], KEPT - kept :]
+        window[slot, :kept] = window[slots[row], KEPT - kept :]
         window[slot, kept:] = x[max(begin, end - KEPT) : end].to(window.dtype)
     return short_conv.meaning(x, weight, window, slots, cu)
 

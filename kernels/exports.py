@@ -41,9 +41,9 @@ def offsets_of(export_offset: Tensor, bounds: list[int]) -> list[int]:
 
 
 def exports_of(
-    export_offset: Tensor, export_slot: Tensor, slots: list[int], bounds: list[int], count: int
+    export_offset: Tensor, export_slot: Tensor, slots: Tensor, bounds: list[int], count: int
 ) -> list[Export]:
-    """The rows with an offset; ``count`` slots exist and rows live in ``slots``.
+    """The rows with an offset; ``count`` slots exist and rows live in ``slots`` [R]. No slot is special here.
 
     Raises ValueError, with row, value and what is allowed, for an offset outside the row, a slot that does
     not exist, one that a row of this call lives in (its own as well), and one that two rows export to.
@@ -56,14 +56,14 @@ def exports_of(
             f"export_offset has {len(export_offset)} entries and export_slot {len(export_slot)}: "
             "they must have one for each row, and as many"
         )
-    places, live, taken = export_slot[: len(offsets)].tolist(), set(slots), {}
+    places, live, taken = export_slot[: len(offsets)].tolist(), slots.tolist(), {}
     found = [Export(row, offset, places[row]) for row, offset in enumerate(offsets) if offset]
     for row, _, slot in found:
         if not 0 <= slot < count:
             raise ValueError(f"export_slot of row {row} is {slot}; it must lie in 0..{count - 1}")
         if slot in live:
             raise ValueError(
-                f"export_slot of row {row} is {slot}, where row {slots.index(slot)} of this call keeps its "
+                f"export_slot of row {row} is {slot}, where row {live.index(slot)} of this call keeps its "
                 "state; it must be a slot that no row of the call lives in"
             )
         if slot in taken:

@@ -118,8 +118,10 @@ def forward_export(
     start: int,
 ) -> None:
     """forward, with the checkpoints of the rows that leave one."""
-    bounds, places = cu.tolist(), slots.tolist()
-    exports = exports_of(export_offset, export_slot, places, bounds, len(state))
+    bounds = cu.tolist()
+    exports = exports_of(export_offset, export_slot, slots, bounds, len(state))
+    if not exports:
+        return forward(inputs, state, slots, bounds, out, start)
     lengths = [end - begin for begin, end in pairwise(bounds)]
     inside = {e.row: e for e in exports if e.offset < lengths[e.row]}
 
@@ -130,7 +132,7 @@ def forward_export(
     forward(inputs, state, slots, bounds, out, start, watch if inside else None)
     for e in exports:
         if e.row not in inside:
-            state[e.slot] = state[places[e.row]]
+            state[e.slot] = state[slots[e.row]]
     rest(inputs, state, [e for e in inside.values() if e.offset % CHUNK], bounds)
 
 

@@ -299,11 +299,17 @@ def test_the_innermost_request_counts_and_ends_with_its_context():
 
 
 @torch.no_grad()
-def test_an_opened_graph_exports_nothing():
+def test_what_could_not_export_does_not_end_quietly():
     with k3compile.open_ops():
         fast = compiled(with_slots)
         fast(*slot_inputs())
     assert report.latest().applied("state_export") == 0
+    for call in (fast, with_slots):
+        said = pytest.raises(ValueError, match="nothing inside export_at exported")
+        with said, k3compile.export_at([64], [5]):
+            call(*slot_inputs())
+        with k3compile.export_at([0], [0]):
+            call(*slot_inputs())
 
 
 @pytest.mark.inductor

@@ -12,7 +12,7 @@ def columns(*pairs):
 
 
 def read(*pairs, slots=(1, 2, 3), bounds=(0, 5, 6, 80), count=9):
-    return exports_of(*columns(*pairs), list(slots), list(bounds), count)
+    return exports_of(*columns(*pairs), torch.tensor(slots, dtype=torch.int64), list(bounds), count)
 
 
 def test_rows_with_an_offset_export_and_the_others_do_not():
@@ -45,4 +45,4 @@ def test_what_would_spoil_a_state_is_refused_with_row_value_and_what_is_allowed(
 
 def test_columns_of_different_length_are_refused():
     with pytest.raises(ValueError, match="export_offset has 2 entries and export_slot 1"):
-        exports_of(columns((1, 4), (1, 5))[0], columns((1, 4))[1], [1], [0, 5], 9)
+        exports_of(columns((1, 4), (1, 5))[0], columns((1, 4))[1], torch.tensor([1]), [0, 5], 9)
