@@ -15,17 +15,18 @@ import typer
 
 from ..features import nearest
 
-FORMATS = ("html", "onnx", "json")
+FORMATS = ("html", "onnx", "json", "mermaid", "dot")
+ENDINGS = {"mmd": "mermaid"}
 
 
 def export(
     path: Annotated[
         Path, typer.Argument(help="A graph, diff or timeline (JSON), a dump's folder, or a checkpoint.")
     ],
-    to: Annotated[str | None, typer.Option("--to", help="html, onnx or json.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="html, onnx, json, mermaid or dot.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write.")] = None,
     stage: Annotated[
-        str | None, typer.Option(help="ONNX of what this pass changed; default: the last graph.")
+        str | None, typer.Option(help="Draw what this pass changed; default: the last graph.")
     ] = None,
     semantic: Annotated[
         bool, typer.Option("--semantic", help="A checkpoint in standard ONNX operators.")
@@ -40,6 +41,8 @@ def export(
     """Write one file that another tool opens: a browser, Netron, an ONNX runtime."""
     kind = format_of(to, output, semantic)
     target = output or Path(f"{path.resolve().name.removesuffix('.json')}.{kind}")
+    if target.resolve() == path.resolve():
+        raise ValueError(f"{target} would be written over itself: give another file with -o")
     if not semantic and (layer is not None or checkpoint):
         raise ValueError("--layer and --checkpoint go with --semantic")
     if semantic and stage:
@@ -57,7 +60,7 @@ def export(
 def format_of(to: str | None, output: Path | None, semantic: bool) -> str:
     """``--to``, else the ending of the file to write."""
     ending = output.suffix.removeprefix(".") if output else ""
-    kind = to or ("onnx" if semantic else ending)
+    kind = to or ("onnx" if semantic else ENDINGS.get(ending, ending))
     if kind not in FORMATS:
         if not to and not ending:
             raise ValueError(f"say what to write: --to {' or '.join(FORMATS)}")
@@ -68,14 +71,20 @@ def format_of(to: str | None, output: Path | None, semantic: bool) -> str:
 
 
 def text(path: Path, kind: str, stage: str | None) -> str:
-    """A page, or the data behind it."""
-    from ..graphdiff.render_html import html
+    """A page, the data behind it, or a drawing."""
+    if kind in ("mermaid", "dot"):
+        from ..graphdiff.diff import diff
+        from ..graphdiff.render_graph import RENDERERS
 
+        before, after = sides(path, stage)
+        return RENDERERS[kind](diff(before or after, after))
     if stage:
-        raise ValueError("--stage goes with --to onnx; a page and a timeline hold every pass")
+        raise ValueError("--stage goes with --to onnx, mermaid or dot; a page and a timeline hold every pass")
     data = graph_at(path)
     if kind == "json":
         return json.dumps(data, indent=1) + "\n"
+    from ..graphdiff.render_html import html
+
     return html(data, title="" if data["schema"] == "k3timeline/1" else path.name)
 
 
@@ -91,29 +100,33 @@ def graph_at(path: Path) -> dict[str, Any]:
     return one_graph(path)
 
 
-def picture(path: Path, stage: str | None) -> Any:
-    """ONNX to look at: a graph, a diff, or one pass of a timeline."""
-    from ..graphdiff.diff import diff
-    from ..graphdiff.onnx_graph import diff_to_onnx, to_onnx
-
+def sides(path: Path, stage: str | None) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """What to draw: one graph (None, graph), or two to compare: a diff's, or those around a pass."""
     data = graph_at(path)
     if stage and data["schema"] != "k3timeline/1":
         raise ValueError(f"{path} is a {data['schema']}; --stage chooses a pass of a dump or a timeline")
     if data["schema"] == "k3graph/1":
-        return to_onnx(data)
+        return None, data
     if data["schema"] == "k3diff/1":
-        return diff_to_onnx(data)
+        return data["before"], data["after"]
     stages = data["stages"]
     if not stage:
-        return to_onnx(stages[-1]["snapshot"])
+        return None, stages[-1]["snapshot"]
     names = [s["name"] for s in stages]
     if stage not in names:
         raise ValueError(f"no stage {stage!r}{nearest(stage, names)}: stages are {', '.join(names)}")
     at = names.index(stage)
-    levels = [s["snapshot"]["level"] for s in stages]
-    if at == 0 or levels[at - 1] != levels[at]:
-        return to_onnx(stages[at]["snapshot"])
-    return diff_to_onnx(diff(stages[at - 1]["snapshot"], stages[at]["snapshot"]).to_json())
+    before, after = (stages[i]["snapshot"] for i in (max(at - 1, 0), at))
+    return (None if at == 0 or before["level"] != after["level"] else before), after
+
+
+def picture(path: Path, stage: str | None) -> Any:
+    """ONNX to look at: a graph, or two as one model with marks."""
+    from ..graphdiff.diff import diff
+    from ..graphdiff.onnx_graph import diff_to_onnx, to_onnx
+
+    before, after = sides(path, stage)
+    return to_onnx(after) if before is None else diff_to_onnx(diff(before, after).to_json())
 
 
 def meaning(path: Path, layer: int | None, checkpoint: bool) -> Any:

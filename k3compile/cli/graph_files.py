@@ -43,15 +43,28 @@ def graphs_in(path: Path) -> list[dict[str, Any]]:
         what = f"has schema {schema!r}" if schema else "is no JSON with a schema"
         raise ValueError(f"{path} {what}: give {ACCEPTED}")
     value = json.loads(path.read_text(encoding="utf-8"))
-    if schema != "k3diff/1":
-        load(path)  # for what it refuses
-        return [value]
     try:
-        check(value["before"]), check(value["after"])
-        value["pairs"], value["changes"]
+        check_whole(value)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is a broken k3diff/1 ({error}): write it again with `k3 diff`") from error
+        raise ValueError(f"{path} is a broken {schema} ({error}): write it again") from error
     return [value]
+
+
+def check_whole(value: dict[str, Any]) -> None:
+    """Raises ValueError, KeyError or TypeError for a file of ours of which a part is missing."""
+    if value["schema"] == "k3timeline/1":
+        graphs = [stage["snapshot"] for stage in value["stages"] if stage["name"]]
+        value["graph"]
+        if not graphs:
+            raise ValueError("no stages")
+    elif value["schema"] == "k3diff/1":
+        graphs = [value["before"], value["after"]]
+        value["pairs"], value["changes"]
+    else:
+        graphs = [value]
+    for graph in graphs:
+        check(graph)
+        graph["level"], graph["symbols"], graph["edges"]
 
 
 def one_graph(path: Path) -> dict[str, Any]:

@@ -67,7 +67,24 @@ def test_another_file_is_refused_with_what_is_read(tmp_path, content):
 def test_a_broken_diff_is_refused(tmp_path, content):
     file = tmp_path / "x.json"
     file.write_text(json.dumps(content | {"schema": "k3diff/1"}))
-    with pytest.raises(ValueError, match=r"is a broken k3diff/1 .*: write it again with `k3 diff`"):
+    with pytest.raises(ValueError, match=r"is a broken k3diff/1 .*: write it again"):
+        graphs_in(file)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"schema": "k3graph/1", "nodes": []},
+        {k: v for k, v in layered(1).items() if k != "edges"},
+        {"schema": "k3timeline/1", "graph": "g", "stages": []},
+        {"schema": "k3timeline/1", "graph": "g", "stages": [{"name": "captured"}]},
+        {"schema": "k3timeline/1", "graph": "g", "stages": 3},
+    ],
+)
+def test_a_graph_or_timeline_with_a_part_missing_is_refused(tmp_path, content):
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"x.json is a broken k3\w+/1 .*: write it again"):
         graphs_in(file)
 
 
