@@ -322,7 +322,7 @@ def test_other_weighted_sums_are_no_candidates():
         return (x * scores.softmax(1).unsqueeze(-1)).sum(1), x.sum(1), torch.bmm(x, x.mT)
 
     made, _ = compiled(pool, (torch.randn(4, 3, 8), torch.randn(4, 3)))
-    assert remarks(made) == []
+    assert {r.kind for r in remarks(made)} <= {"note"}
 
 
 def test_rows_that_stand_in_order_need_no_index():
