@@ -97,6 +97,28 @@ def test_compiled_whole_it_has_the_same_logits_and_a_report(theirs):
 
 
 @pytest.mark.slow
+def test_every_kda_layer_leaves_a_checkpoint_to_go_on_from(ours):
+    model, ids = adopt(kimi_linear()), prompt(70, 2)
+    compiled = torch.compile(model, backend="k3", fullgraph=True, options={"inner": "aot_eager"})
+    with k3compile.export_at([64, 0]):
+        logits = compiled(ids).logits
+    made = report.latest()
+    assert (made.applied("state_export"), made.missed("state_export")) == (4, [])
+    assert "note: no top-k finalize" in made.text()
+    assert torch.equal(logits, compiled(ids).logits)
+    left, cache = k3compile.checkpoints(compiled), ours(ids[:, :64], use_cache=True).cache
+    assert len(left.states) == len(left.windows) == 2
+    for layer, state, window in zip(cache.layers, left.states, left.windows):
+        torch.testing.assert_close(state[0].mT, layer.recurrent_states[0][0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(window[0].mT, layer.conv_states[0][0, :, 1:], rtol=1e-5, atol=1e-5)
+        assert not state[1].any()
+        layer.recurrent_states[0][0] = state[0].mT
+        layer.conv_states[0][0, :, 1:] = window[0].mT
+    rest = ours(ids[:, 64:], cache=cache, use_cache=True).logits
+    close(rest[0], logits[0, 64:])
+
+
+@pytest.mark.slow
 def test_generate_runs_on_the_compiled_forward(theirs):
     ours = adopt(kimi_linear())
     ours.compile(backend="k3", fullgraph=True, options={"inner": "eager"})
