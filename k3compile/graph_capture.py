@@ -7,6 +7,7 @@ print(render_text.timeline_text(timelines[0]))
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .dump import Seen, recording
@@ -16,6 +17,7 @@ from .options import CompileOptions, parse
 if TYPE_CHECKING:
     from .runtime.config import K3Config
 
+_number = count()
 QUICK = "aot_eager"  # the passes see the same graph as for Inductor, without the C++
 
 
@@ -60,12 +62,13 @@ def capture(
 
 
 def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a code object of its own that calls ``fn``."""
+    """A function of a code object of its own that calls ``fn``; of its own name too, since Dynamo makes sizes
+    dynamic that were others in an earlier call of the same name and line."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
-    call.__code__ = call.__code__.replace()
+    call.__code__ = call.__code__.replace(co_name=f"capture_{next(_number)}")
     return call
 
 

@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -16,3 +17,15 @@ TESTS = Path(__file__).resolve().parent
 # `python -m pytest` puts the root on the path, where our folder passes for the package named `kernels`
 sys.path[:] = [p for p in sys.path if Path(p).resolve() != TESTS.parent]
 sys.path.append(str(TESTS / "helpers"))  # tests import each other's helpers by name
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--update-golden", action="store_true", help="write golden files anew instead of comparing"
+    )
+
+
+@pytest.fixture
+def update_golden(request):
+    """Whether golden files are to be written anew: look at the diff before you commit them."""
+    return request.config.getoption("--update-golden")

@@ -13,7 +13,10 @@ from ..graphdiff.timeline import Timeline, load
 
 @dataclass(frozen=True)
 class Comparison:
-    """One graph, or ``times`` layers of a kind: the diff, and the timeline that the later side is of."""
+    """One graph, or ``times`` layers of a kind: the diff, and the timeline that the later side is of.
+
+    stepwise: all of the timeline is meant, pass by pass.
+    """
 
     name: str
     times: int
@@ -36,9 +39,10 @@ def comparisons(
     else:
         if all(len(t.stages) < 2 for _, _, t in left):
             raise ValueError(f"{a} is one graph; name another to compare it with")
+        whole = (before, after) == ("aten", "final") and not ignore
         return [
             Comparison(
-                name, times, compare(t.stage(before).snapshot, t.stage(after).snapshot, ignore), t, True
+                name, times, compare(t.stage(before).snapshot, t.stage(after).snapshot, ignore), t, whole
             )
             for name, times, t in left
         ]
