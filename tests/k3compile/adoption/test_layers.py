@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import k3compile
 from k3compile import report
@@ -66,6 +67,28 @@ def test_a_prompt_in_parts_leaves_the_same_cache(theirs, ours):
     for mine, other in zip(caches[0][0].layers[:2], caches[1][0].layers[:2]):
         torch.testing.assert_close(mine.conv_states[0], other.conv_states[0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(mine.recurrent_states[0], other.recurrent_states[0], rtol=1e-4, atol=1e-4)
+
+
+class Convolved(TorchDispatchMode):
+    """Notes how many tokens each convolution is told are new."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.k3.conv_scan.default:
+            self.counts.append(args[0].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_convolution_counts_the_tokens_of_its_call_alone(ours):
+    ids, seen = prompt(12), Convolved()
+    with seen:  # what transformers hands over is padded at first, and later has the last four in front
+        cache = ours(ids[:, :2], use_cache=True).cache
+        ours(ids[:, 2:11], cache=cache)
+        ours(ids[:, 11:], cache=cache)
+    assert seen.counts == [2, 2, 9, 9, 1, 1]
 
 
 def test_generate_gives_the_same_tokens(theirs, ours):
