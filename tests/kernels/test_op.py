@@ -13,6 +13,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 NAMES = sorted(OPS)
 # dimensions of each argument whose length only the data knows, as (argument, dimension)
 RAGGED = {
+    "add_rms_norm": [(0, 0, "T"), (1, 0, "T")],
+    "mix_rms_norm": [(0, 0, "T"), (1, 0, "n"), (1, 1, "T")],
+    "add_mix_rms_norm": [(0, 0, "T"), (1, 0, "T"), (2, 0, "n"), (2, 1, "T")],
     "attn_res_mix": [(0, 0, "T"), (1, 0, "n"), (1, 1, "T")],
     "finalize": [(0, 0, "N"), (1, 0, "T"), (2, 0, "T")],
     "gated_rms_norm": [(0, 0, "T"), (1, 0, "T")],
