@@ -16,12 +16,19 @@ from collections.abc import Iterator
 
 import torch
 from k3compile.passes.aliasing import COPIES, SCATTERS, functional_bases, passes_through
-from k3compile.passes.graph import AUTO_FUNCTIONALIZED, op_name, positions
+from k3compile.passes.graph import AUTO_FUNCTIONALIZED, op_name, positions, tensor
 from k3compile.passes.in_place import viewed
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 aten = torch.ops.aten
 COPY = aten.copy_.default
+NEUTRAL = {  # with this second argument the result is the first
+    aten.mul.Tensor: 1,
+    aten.div.Tensor: 1,
+    aten.add.Tensor: 0,
+    aten.sub.Tensor: 0,
+}
 PARTIAL = {  # write the second argument over a part of the first
     aten.slice_scatter.default,
     aten.select_scatter.default,
@@ -45,11 +52,24 @@ def origin(node: fx.Node) -> fx.Node:
         source = viewed(node)
         if source is None and node.target in COPIES and isinstance(node.args[0], fx.Node):
             source = node.args[0] if passes_through(node, node.args[0]) else None
+        if repeats(node):
+            source = node.args[node.target is aten.slice_scatter.default]
         if node.target is aten.copy.default and isinstance(node.args[1], fx.Node):
             source = node.args[1]  # all of the first argument is written over
         if source is None:
             return node
         node = source
+
+
+def repeats(node: fx.Node) -> bool:
+    """Whether Inductor will find that a node only repeats an argument: ``x * 1``, or a slice written over
+    everything. Our own rewrites make such slices."""
+    if node.target in NEUTRAL:
+        return isinstance(node.args[0], fx.Node) and node.args[1] == NEUTRAL[node.target] and not node.kwargs
+    if node.target is not aten.slice_scatter.default or not isinstance(node.args[1], fx.Node):
+        return False
+    base, source = tensor(node.args[0]), tensor(node.args[1])
+    return None not in (base, source) and statically_known_true(sym_eq(base.shape, source.shape))
 
 
 def reads_own_writes(graph: fx.Graph) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from k3compile.passes.aliasing import storage_of
 from k3compile.passes.graph import AUTO_FUNCTIONALIZED, infer, schema_writes, value, values
+from k3compile.passes.in_place import root_of
 from k3compile.passes.prover import Prover
 from k3compile.passes.remarks import Remark
 from torch import fx
@@ -71,7 +72,8 @@ def shared_memory(graph: fx.Graph) -> Iterable[frozenset[str]]:
             groups.setdefault(storage_of(node), set()).add(node.name)
     for place, result in enumerate(results_of(graph)):
         if isinstance(result, fx.Node):
-            groups.setdefault(storage_of(result), set()).add(f"output {place}")
+            owner = root_of(result)  # a view of a node that a pass replaced still shows the old one's memory
+            groups.setdefault(storage_of(owner), set()).add(f"output {place}")
     groups.pop(None, None)
     return (frozenset(group) for group in groups.values() if len(group) > 1)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hazard_programs import RIGHT, WRONG, arguments
+from hazard_programs import RIGHT, WRONG, all_rows_given_beside_the_written, arguments
 from small_models import SMALL, small_model
 from torch._inductor import config
 
@@ -40,6 +40,11 @@ def test_a_hazard_is_compiled_by_aot_eager_and_is_right(fn):
     (note,) = made.notes
     assert note.startswith("compiled with aot_eager: ")
     assert "may compute that wrongly" in note
+
+
+def test_what_our_rewrite_would_make_a_hazard_is_kept_from_inductor_too():
+    assert agrees(all_rows_given_beside_the_written, "k3")
+    assert "reads a copy of what it writes" in report.latest().notes[0]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """What a graph promises: what it writes, what shares memory, how every node looks."""
 
 import torch
-from compiled import Compiled
+from compiled import Compiled, check
 from k3compile.passes.graph import fake_mode_of
 from k3compile.passes.prover import Prover
 from k3compile.passes.remarks import Proof, Remark
@@ -90,3 +90,11 @@ def test_a_claim_that_does_not_hold_is_unfounded():
 
     assert unfounded([remark("0 <= 3", "aten.arange = [0, 3)")], Prover(None)) == []
     assert unfounded([remark("4 <= 3")], Prover(None)) == ["the proof 4 <= 3 does not hold"]
+
+
+def test_a_view_of_a_replaced_node_still_shares_its_memory():
+    def written_and_viewed(a, b):
+        new = torch.index_copy(b, 0, torch.arange(2, 5), a[:3] * 1)
+        return new.t().narrow(1, 1, 3).t(), new
+
+    check(written_and_viewed, [torch.rand(8, 3), torch.rand(8, 3)], verify="static")
