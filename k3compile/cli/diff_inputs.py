@@ -74,10 +74,12 @@ def graphs(path: Path, disable: list[str]) -> list[tuple[str, int, Timeline]]:
     if not is_checkpoint(path):
         return [(one.graph, 1, one) for one in load(path)]
     from ..graph_capture import QUICK, capture_kinds
-    from ..options import CompileOptions, read_switches
+    from ..options import CompileOptions, pass_names, read_switches, unknown_names
     from ..runtime.config import K3Config
 
     read_switches()  # a mistake in them is told here, not by a compile that fails
+    if wrong := unknown_names(disable, pass_names()):
+        raise ValueError(f"--disable names no pass: {wrong}; passes: {', '.join(pass_names())}")
     options: Any = CompileOptions(inner=QUICK, features="all", disable=tuple(disable))
     kinds = capture_kinds(K3Config.from_file(path), options)
     return [(k.name, k.layers, replace(k.timeline, graph=k.name)) for k in kinds]

@@ -38,6 +38,14 @@ def test_two_snapshots_are_one_comparison(tmp_path):
     assert not one.stepwise
 
 
+def test_a_mistyped_pass_gets_the_nearest(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"--disable names no pass: 'latent_tial' \(did you mean 'latent_tail'\?\)"
+    ):
+        comparisons(tmp_path, None, "aten", "final", [], ["latent_tial"])
+
+
 @pytest.mark.slow
 def test_a_checkpoint_shows_each_kind_of_layer_and_a_pass_that_is_off(tmp_path):
     from k3compile.runtime.presets import PRESETS, config_json
