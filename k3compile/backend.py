@@ -28,7 +28,7 @@ from .extra_inputs import supplied
 from .features import FEATURES, resolve
 from .fingerprint import fingerprint
 from .generated import counts
-from .opened_ops import open_all
+from .opened_ops import open_all, without_gradient
 from .opened_ops import wanted as open_ops_wanted
 from .options import CompileOptions, Switches, read_switches
 from .passes import pipeline, snapshot
@@ -109,6 +109,8 @@ class Compile:
         if objection := training_objection(self.gm):
             gm = torch_private.clone_dynamo_graph(self.gm)
             self.open(gm)  # a meaning can be differentiated, an op cannot
+            if lost := without_gradient(gm):
+                raise ValueError(f"no gradient goes through {lost}: call under torch.no_grad()")
             return self.hand_on(gm, objection)
         try:
             compiled = self.compile_or_step_back()

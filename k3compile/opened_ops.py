@@ -59,3 +59,15 @@ def open_all(gm: fx.GraphModule) -> tuple[int, list[str]]:
         opened += 1
     gm.recompile()
     return opened, sorted(set(closed))
+
+
+def without_gradient(gm: fx.GraphModule) -> str:
+    """The k3 ops, still closed, that are given something that wants a gradient; torch would only warn."""
+    lost = []
+    for node in [n for n in gm.graph.nodes if n.op == "call_function"]:
+        values = [given.meta.get("example_value") for given in node.all_input_nodes]
+        if getattr(node.target, "_qualified_op_name", str(node.target)).startswith(("k3::", "k3.")) and any(
+            isinstance(v, torch.Tensor) and v.requires_grad for v in values
+        ):
+            lost.append(str(node.target))
+    return ", ".join(dict.fromkeys(lost))
