@@ -33,6 +33,7 @@ from .opened_ops import wanted as open_ops_wanted
 from .options import CompileOptions, Switches, read_switches
 from .passes import pipeline, snapshot
 from .passes.history import Recorder
+from .passes.input_names import carry, names_of
 from .passes.lower import CannotObey, Lower
 from .passes.multi_version import GENERIC, RANGES, range_inputs
 from .passes.no_site import explained, nothing_for_us
@@ -180,7 +181,7 @@ class Compile:
 
     def compile_body(self, gm: fx.GraphModule, inputs: Sequence[Any], body: str) -> Callable[..., Any]:
         """What the inner compiler and the ATen passes make of a Dynamo graph that is ready."""
-        optimise = partial(self.optimise, body=body)
+        optimise = partial(self.optimise, body=body, inputs=names_of(gm))
         if self.inner == "inductor":
             name = None if self.must_run() else f"{self.name} {body}".rstrip()
             with torch_private.generated_code() as code:
@@ -189,9 +190,10 @@ class Compile:
             return compiled
         return inner.aot(gm, inputs, optimise, by_node=self.inner == "eager")
 
-    def optimise(self, gm: fx.GraphModule, body: str) -> None:
-        """The ATen passes and lowering, on one functional graph."""
+    def optimise(self, gm: fx.GraphModule, body: str, inputs: Sequence[str]) -> None:
+        """The ATen passes and lowering, on one functional graph. inputs: what the user calls them."""
         self.passes_ran = True
+        carry(inputs, gm)
         ctx = replace(self.context("aten", gm), body=body)
         guards = torch_private.guards_of(ctx.fake_mode)
         fuses = self.inner == "inductor"

@@ -10,6 +10,7 @@
 
 Symbols are renamed in the order in which they appear (``s77`` becomes ``s0``, ``u12`` becomes ``u0``),
 storages are numbered alike, and no address or set order gets in. A node in an argument is ``{"node": id}``.
+``input`` is what the user calls a placeholder (``step.cu_other``), where that is known.
 ``writes`` are the ids of the arguments that a node changes in place, and "rng" where it draws random numbers.
 """
 
@@ -28,12 +29,13 @@ import sympy
 import torch
 from k3compile.passes.graph import IN_PLACE_OPERATORS, storage_id
 from k3compile.passes.graph import value as value_of
+from k3compile.passes.input_names import name_of
 from k3compile.passes.snapshot_text import text
 from k3compile.passes.source import location
 from torch import fx
 
 SCHEMA = "k3graph/1"
-NOT_MEANING = ("name", "source", "from", "module", "writes", "was", "replaces")
+NOT_MEANING = ("name", "input", "source", "from", "module", "writes", "was", "replaces")
 __all__ = ["SCHEMA", "digest", "snapshot", "text"]
 
 
@@ -108,9 +110,11 @@ def describe(node: fx.Node, ids: Mapping[fx.Node, int], namer: Namer) -> dict[st
     value = encode_value(value_of(node), namer)  # first: it names the symbols that inputs are called after
     name = namer.node(node.name)
     target = name if node.op == "placeholder" else target_name(node.target)
+    called = name_of(node)
     return {
         "id": ids[node],
         "name": name,
+        **({"input": called} if called else {}),
         "op": node.op,
         "target": target,
         "args": [encode(a, ids, namer) for a in node.args],

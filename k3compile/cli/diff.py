@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,13 +33,14 @@ def diff(
         list[str] | None, typer.Option(help="Attribute not to compare, such as stride.")
     ] = None,
     disable: Annotated[list[str] | None, typer.Option(help="Compare with this pass off.")] = None,
-    at: Annotated[str | None, typer.Option(help="Sizes for costs: s0=64,u0=3.")] = None,
+    at: Annotated[str | None, typer.Option(help="Sizes for costs: p.0=64,u0=3; T=64 for K3.")] = None,
     budget: Annotated[Path | None, typer.Option(help="TOML or JSON limits to hold the graphs to.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the budget's results as JUnit XML.")] = None,
 ) -> int:
     """Compare graphs, price the difference, and hold graphs to a budget."""
     from .diff_inputs import comparisons
     from .diff_outputs import hold, rendered
+    from .sizes import sizes_of
 
     started = time.perf_counter()
     sizes = sizes_of(at)
@@ -58,12 +59,3 @@ def diff(
     else:
         sys.stdout.write(written)
     return 0 if all(one.diff.same for one in found) else 1
-
-
-def sizes_of(text: str | None) -> dict[str, int]:
-    """``s0=64,u0=3`` as a mapping. Raises ValueError for anything else."""
-    pairs: list[Any] = [part.partition("=") for part in (text or "").split(",") if part.strip()]
-    wrong = [f"{name}{eq}{value}" for name, eq, value in pairs if not eq or not value.strip().isdigit()]
-    if wrong:
-        raise ValueError(f"--at has {', '.join(wrong)}; expected sizes such as s0=64,u0=3")
-    return {name.strip(): int(value) for name, _, value in pairs}

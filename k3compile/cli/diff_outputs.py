@@ -11,24 +11,27 @@ from typing import IO, Any
 from ..graphdiff import render_text
 from ..graphdiff.render_graph import RENDERERS
 from .diff_inputs import Comparison
+from .sizes import check_sizes, known_sizes
 
 
 def rendered(
     found: list[Comparison], format: str, sizes: Mapping[str, int], stream: IO | None
 ) -> str | bytes:
     """The output; of text on a terminal everything is printed and nothing returned."""
+    if sizes:
+        check_sizes((side for one in found for side in priced(one)), sizes)
     if format == "text":
         return as_text(found, sizes, stream)
-    priced = [replace(one, diff=replace(one.diff, costs=costs(one, sizes))) for one in found]
+    found = [replace(one, diff=replace(one.diff, costs=costs(one, sizes))) for one in found]
     if format == "json":
-        data = [one.diff.to_json() for one in priced]
+        data = [one.diff.to_json() for one in found]
         return (
             json.dumps(data[0] if len(data) == 1 else {"schema": "k3diffs/1", "diffs": data}, indent=1) + "\n"
         )
     if len(found) > 1:
         names = ", ".join(one.name for one in found)
         raise ValueError(f"--format {format} shows one graph, there are {len(found)}: {names}")
-    (one,) = priced
+    (one,) = found
     if format == "html":
         from ..graphdiff.render_html import html
 
@@ -61,11 +64,15 @@ def as_text(found: list[Comparison], sizes: Mapping[str, int], stream: IO | None
 
 def costs(one: Comparison, sizes: Mapping[str, int]) -> dict[str, Any]:
     """What both sides cost, numbers for ``sizes``, else expressions."""
+    shown = [c.at(known_sizes(c, sizes)) if sizes else c.to_json() for c in priced(one)]
+    return dict(zip(("before", "after"), shown))
+
+
+def priced(one: Comparison) -> list[Any]:
+    """The cost of either side."""
     from ..graphdiff.cost import cost
 
-    sides = [cost(snapshot) for snapshot in (one.diff.before, one.diff.after)]
-    shown = [side.at(sizes) if sizes else side.to_json() for side in sides]
-    return dict(zip(("before", "after"), shown))
+    return [cost(snapshot) for snapshot in (one.diff.before, one.diff.after)]
 
 
 def cost_rows(one: Comparison, sizes: Mapping[str, int]) -> list[str]:
@@ -86,9 +93,12 @@ def hold(
     from ..graphdiff.junit import junit as xml
 
     budget = read_budget(file)
-    budget = replace(budget, at={**budget.at, **sizes})
+    given = {**budget.at, **sizes}
+    if given:
+        check_sizes((side for one in found for side in priced(one)), given)
     results = []
     for one in found:
+        budget = replace(budget, at=known_sizes(priced(one)[1], given))
         head = f"{one.name}: " if len(found) > 1 else ""
         results += [replace(r, name=head + r.name) for r in check(budget, one.timeline, one.diff)]
     for result in results:

@@ -169,7 +169,7 @@ def quantity(name: str, timeline: Timeline, found: Diff | None, at: Mapping[str,
     measured = cost.cost(timeline.stages[-1].snapshot)
     value = measured.at(at)[name] if at or name == "peak_bytes" else getattr(measured, name)
     if getattr(value, "free_symbols", None):
-        raise ValueError(f"{name} is {value}: give the sizes, at = {{s0 = 64}}")
+        raise ValueError(f'{name} is {value}: give the sizes, at = {{"p.0" = 64}}')
     return int(value)
 
 

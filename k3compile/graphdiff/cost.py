@@ -10,12 +10,12 @@ reused where nothing else reads the old value, as inner compilers do, and copied
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .cost_rules import FREE, Call, Work, work_of
 from .figures import COUNTED, Cost, Life, total
+from .measures import measures
 from .sizes import Size, bytes_of
 
 SCATTERS = (
@@ -26,7 +26,6 @@ SCATTERS = (
     "aten.scatter.",
 )
 FUNCTIONALIZED = "auto_functionalized"
-SYMBOL = re.compile(r"[a-z]+\d+")
 
 
 def cost(snapshot: Mapping[str, Any]) -> Cost:
@@ -59,7 +58,13 @@ class Walk:
             elif node["op"] in ("call_function", "call_method"):
                 self.visit(node)
         totals = {name: total(values) for name, values in self.sums.items()}
-        return Cost(**totals, lives=tuple(self.lives()), symbols=measures(self.nodes))
+        names = measures(self.nodes)
+        return Cost(
+            **totals,
+            lives=tuple(self.lives()),
+            symbols={symbol: first for symbol, (first, *_) in names.items()},
+            names={name: symbol for symbol, called in names.items() for name in called},
+        )
 
     def visit(self, node: Mapping[str, Any]) -> None:
         """Count one node and find whose memory its result is."""
@@ -224,17 +229,3 @@ def tensors_of(value: Any) -> list[Mapping[str, Any]]:
 def size_of(value: Any) -> Size:
     """Bytes of all tensors of a value."""
     return total([bytes_of(t) for t in tensors_of(value)])
-
-
-def measures(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What each symbol measures: an input's dimension, ``name.dimension``, or the node that made it."""
-    found: dict[str, str] = {}
-    for node in nodes:
-        if node["op"] == "placeholder":
-            for tensor in tensors_of(node["value"]):
-                for dim, n in enumerate(tensor["shape"]):
-                    if isinstance(n, str) and SYMBOL.fullmatch(n):
-                        found.setdefault(n, f"{node['name']}.{dim}")
-        elif isinstance(node["value"], Mapping) and SYMBOL.fullmatch(node["value"].get("sym", "")):
-            found.setdefault(node["value"]["sym"], node["name"])  # read from data
-    return found

@@ -29,7 +29,7 @@ class Cost:
     """The sums over a graph: sympy expressions over the snapshot's symbols, or integers.
 
     bytes are bytes, flops floating point operations. lives: what is allocated, for the peak. symbols: what
-    each symbol measures, for instance ``rows of arg4_1``.
+    each symbol measures, for instance ``p.0``, the rows of ``p``. names: every name of a size, to its symbol.
     """
 
     launches: Size
@@ -42,6 +42,7 @@ class Cost:
     flops: Size
     lives: tuple[Life, ...] = ()
     symbols: Mapping[str, str] | None = None
+    names: Mapping[str, str] | None = None
 
     def at(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Every sum and ``peak_bytes`` for given sizes: symbols of the snapshot, or the name of a size.
@@ -63,13 +64,17 @@ class Cost:
         sums = [getattr(self, name) for name in COUNTED] + [life.size for life in self.lives]
         return sorted({str(s) for value in sums for s in sympy.sympify(value).free_symbols}, key=by_number)
 
+    def resolved(self, name: str) -> str | None:
+        """The symbol behind the name of a size, itself a symbol or what one measures; None for no size."""
+        known = {*(self.symbols or {}), *self.unknown}
+        return next((s for s in ((self.names or {}).get(name), name) if s in known), None)
+
     def _resolved(self, sizes: Mapping[str, int]) -> dict[str, int]:
         measured = self.symbols or {}
-        by_meaning = {meaning: symbol for symbol, meaning in measured.items()}
-        values = {by_meaning.get(name, name): number for name, number in sizes.items()}
-        known = {*measured, *self.unknown}
-        wrong = [name for name in values if name not in known]
-        missing = [name for name in self.unknown if name not in values]
+        given = {name: self.resolved(name) for name in sizes}
+        values = {symbol: sizes[name] for name, symbol in given.items() if symbol}
+        wrong = [name for name, symbol in given.items() if symbol is None]
+        missing = [measured.get(name, name) for name in self.unknown if name not in values]
         if wrong or missing:
             parts = [f"no size is called {', '.join(wrong)}"] if wrong else []
             parts += [f"no value for {', '.join(missing)}"] if missing else []
@@ -78,8 +83,8 @@ class Cost:
 
 
 def described(measured: Mapping[str, str], needed: Sequence[str]) -> str:
-    """``u1 (p.0)``: the symbols that matter and what they measure."""
-    return ", ".join(f"{s} ({measured[s]})" if s in measured else s for s in needed) or "none"
+    """``p.0 (u1)``: what to give, and how the formulas call it."""
+    return ", ".join(f"{measured[s]} ({s})" if s in measured else s for s in needed) or "none"
 
 
 def total(values: Sequence[Size]) -> Size:

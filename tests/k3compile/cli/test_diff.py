@@ -110,7 +110,7 @@ def test_a_budget_decides_the_exit_code_and_writes_junit(capsys, files):
         (["old.json"], "is one graph; name another to compare it with"),
         (["dump", "--after", "swp"], "no stage 'swp' (did you mean 'swap'?)"),
         (["old.json", "new.json", "--ignore", "strid"], "cannot ignore 'strid' (did you mean 'stride'?)"),
-        (["old.json", "new.json", "--at", "s0"], "--at has s0; expected sizes such as s0=64,u0=3"),
+        (["old.json", "new.json", "--at", "s0"], "--at has s0; expected sizes such as p.0=64,u0=3"),
         (["old.json", "new.json", "--junit", "x.xml"], "--junit writes the results of --budget"),
         (["dump", "--disable", "latent_tail"], "--disable compares a checkpoint with itself"),
         (["dump", "--budget", "none.toml"], "none.toml: No such file"),

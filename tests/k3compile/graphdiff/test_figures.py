@@ -21,7 +21,9 @@ def test_sizes_are_given_by_symbol_or_by_what_they_measure():
 
 def test_a_missing_size_is_asked_for_by_what_it_measures():
     found = cost_of(lambda x: x + 1, torch.randn(6, 3), tracing_mode="symbolic")
-    with pytest.raises(ValueError, match=r"no value for s1; sizes of this graph: s0 \(x_1.0\), s1 \(x_1.1\)"):
+    with pytest.raises(
+        ValueError, match=r"no value for x_1.1; sizes of this graph: x_1.0 \(s0\), x_1.1 \(s1\)"
+    ):
         found.at({"s0": 10})
     with pytest.raises(ValueError, match=r"no size is called T;"):
         found.at({"s0": 10, "s1": 1, "T": 64})
