@@ -21,17 +21,19 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import inner, islands, report, reproduce, torch_private, versions
-from .dump import dumper
+from .dump import dumper, told_in
 from .example_values import concrete
 from .export import EXPORT_ROWS
 from .extra_inputs import supplied
 from .features import FEATURES, resolve
 from .fingerprint import fingerprint
 from .generated import counts
+from .graphdiff.measures import sizes_of
 from .opened_ops import open_all, without_gradient
 from .opened_ops import wanted as open_ops_wanted
 from .options import CompileOptions, Switches, read_switches
 from .passes import pipeline, snapshot
+from .passes.graph import fake_mode_of
 from .passes.history import Recorder
 from .passes.input_names import carry, names_of
 from .passes.lower import CannotObey, Lower
@@ -40,6 +42,7 @@ from .passes.no_site import explained, nothing_for_us
 from .passes.remarks import PassRecord
 from .passes.runner import Context, Fuel, run_passes
 from .passes.source import location
+from .passes.symbol_names import SymbolNames, renamed
 from .verify import Differential
 
 log = logging.getLogger(__name__)
@@ -91,7 +94,9 @@ class Compile:
         self.device = next((t.device.type for t in inputs if isinstance(t, torch.Tensor)), "cpu")
         self.max_requests = max_requests
         self.settings = resolve(options.features, device=self.device, serving=max_requests is not None)
-        before = snapshot.snapshot(gm, "dynamo")
+        self.symbols = SymbolNames()  # one language for snapshots and remarks
+        self.sizes: dict[str, str] = {}
+        before = snapshot.snapshot(gm, "dynamo", self.symbols)
         places = [location(node) for node in gm.graph.nodes]
         self.sources = tuple(str(place) if place else None for place in places)
         self.indices = [] if options.range_source == "prove" else range_inputs(gm)
@@ -155,7 +160,9 @@ class Compile:
         ctx = self.context("dynamo", gm)
         self.records += run_passes(gm, pipeline.DYNAMO_PASSES, ctx)
         gm.recompile()
-        inputs = [*self.inputs, *(extra.example for extra in ctx.extra_inputs)]
+        added = [extra.example for extra in ctx.extra_inputs]
+        torch_private.fix_sizes(added, self.inputs)
+        inputs = [*self.inputs, *added]
         return supplied(self.compile_bodies(gm, inputs, ctx), ctx.extra_inputs)
 
     def compile_bodies(self, gm: fx.GraphModule, inputs: list[Any], ctx: Context) -> Callable[..., Any]:
@@ -168,8 +175,10 @@ class Compile:
         body = self.compile_body(gm, inputs, GENERIC if taken else "")
         if taken:
             starts = versions.use_ranges_of(taken, copy, inputs, ctx, made)
+            torch_private.fix_sizes([starts], inputs)
             try:
-                ranges = self.compile_body(copy, [*inputs, starts], RANGES)
+                with torch_private.scalars_allowed(fake_mode_of(copy.graph)):  # it reads its first rows
+                    ranges = self.compile_body(copy, [*inputs, starts], RANGES)
             except (inner.UnsafeForInductor, torch_private.InductorError) as error:
                 self.records = [record for record in self.records if record.body != RANGES]
                 first = str(error).strip().splitlines()[0]
@@ -200,6 +209,7 @@ class Compile:
         table = torch_private.decompositions_of_inductor() if fuses else {}
         providers = {} if self.options.lower == "auto" else self.options.lower
         self.graphs[f"aten {body}".rstrip()] = snapshot.digest(snapshot.snapshot(gm))
+        self.sizes |= sizes_of(snapshot.snapshot(gm, "aten", self.symbols)["nodes"])
         self.records += run_passes(gm, pipeline.ATEN_PASSES, ctx)
         lower = Lower(fuses, providers, table)
         self.records += run_passes(gm, (lower,), ctx)
@@ -226,8 +236,8 @@ class Compile:
             on_undone=self.note_undone,
             fake_mode=self.fake_mode(level, gm),
             clone_graph=torch_private.clone_graph,
-            snapshot=Recorder(level) if self.dump else lambda gm: None,
-            on_pass=self.dump,
+            snapshot=Recorder(level, self.symbols) if self.dump else lambda gm: None,
+            on_pass=self.dump and told_in(self.symbols, self.dump),
             export_rows=self.max_requests or EXPORT_ROWS,
         )
 
@@ -284,7 +294,8 @@ class Compile:
             inner=self.inner,
             features={name: self.state_of(name) for name in self.settings},
             reason=self.nothing_here(),
-            records=tuple(explained(self.records)),
+            records=tuple(renamed(self.symbols, explained(self.records))),
+            sizes=dict(sorted(self.sizes.items())),
             notes=tuple(self.notes),
             graphs=tuple(self.graphs.items()),
             generated=tuple(self.generated),

@@ -12,7 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .passes.remarks import Remark
 from .passes.snapshot import text
+from .passes.symbol_names import SymbolNames
 
 OnPass = Callable[[str, Any, Any, float], None]
 
@@ -54,6 +56,18 @@ def dumper(folder: Path | None, key: str) -> OnPass | None:
             write(folder / key, f"{next(number):02d}-{name}", before, after)
 
     return tell
+
+
+def told_in(symbols: SymbolNames, tell: OnPass) -> OnPass:
+    """``tell``, with remarks in the names of the snapshots, their sources as snapshots give them."""
+
+    def told(name: str, before: Any, after: Any, seconds: float) -> None:
+        for remark in after.get("remarks", ()):
+            remark |= symbols.remark(Remark.from_json(remark)).to_json()
+            remark["source"] = remark["source"] and "/".join(Path(remark["source"]).parts[-2:])
+        tell(name, before, after, seconds)
+
+    return told
 
 
 def write(target: Path, stem: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

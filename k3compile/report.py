@@ -15,11 +15,12 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from .passes.remarks import PassRecord, Remark
+from .passes.symbol_names import meant
 
 SCHEMA = "k3report/1"
 log = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ class Report:
     compiler without our passes, for ``reason``). features: their settings. records: passes in order,
     Dynamo's first. notes: what else the user should know. graphs: digest of the graph by stage. seconds:
     wall time of the compile, passes included. sources: the user's line behind each node of Dynamo's graph.
-    generated: launches and allocations in the code Inductor made of each body (:mod:`generated`).
+    generated: launches and allocations in the code Inductor made of each body (:mod:`generated`). sizes: what
+    the symbols in remarks measure, for instance ``u1``: ``p.0``, the rows of ``p``.
     """
 
     key: str
@@ -51,6 +53,7 @@ class Report:
     sources: tuple[str | None, ...] = ()
     torch: str = ""
     generated: tuple[dict[str, int], ...] = ()
+    sizes: dict[str, str] = field(default_factory=dict)
 
     @property
     def remarks(self) -> list[Remark]:
@@ -107,7 +110,7 @@ class Report:
         for record in self.records:
             name = f"{record.name}, body for {record.body}" if record.body else record.name
             lines.append(f"  {name}: {record.nodes_before} -> {record.nodes_after} nodes")
-            lines += [f"    {line}" for line in folded(record.remarks)]
+            lines += [f"    {line}" for line in folded(meant(r, self.sizes) for r in record.remarks)]
         for found in self.generated:
             lines.append("  generated code: " + ", ".join(f"{n} {what}" for what, n in found.items()))
         return "\n".join(lines)

@@ -84,7 +84,8 @@ def completed(made: Report, found: Report | None) -> Report:
     ran = {record.body for record in made.records}
     more = tuple(record for record in found.records if record.body and record.body not in ran)
     graphs = {**dict(found.graphs), **dict(made.graphs)}
-    return replace(made, records=(*made.records, *more), graphs=tuple(graphs.items()))
+    sizes = {**found.sizes, **made.sizes}
+    return replace(made, records=(*made.records, *more), graphs=tuple(graphs.items()), sizes=sizes)
 
 
 def pick(generic: Body, ranges: Body, indices: Sequence[RangeInput]) -> Body:

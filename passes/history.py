@@ -12,14 +12,16 @@ import json
 from typing import Any
 
 from k3compile.passes.snapshot import snapshot
+from k3compile.passes.symbol_names import SymbolNames
 from torch import fx
 
 
 class Recorder:
     """Called in turn before and after passes over the same graph module."""
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, symbols: SymbolNames | None = None) -> None:
         self.level = level
+        self.symbols = symbols or SymbolNames()
         self.ids: dict[fx.Node, int] = {}
         self.moment: str | None = None
         self.replaced: dict[str, list[fx.Node]] = {}
@@ -29,7 +31,7 @@ class Recorder:
         """A snapshot of ``gm`` as it is now."""
         if self.watched is not None:
             self.watched._unregister_replace_node_hook(self.saw)
-        data = snapshot(gm, self.level)
+        data = snapshot(gm, self.level, self.symbols)
         previous, words = self.moment, json.dumps(data["nodes"], sort_keys=True).encode()
         self.moment = data["moment"] = hashlib.sha256(words).hexdigest()[:16]
         if previous is not None:

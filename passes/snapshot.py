@@ -32,6 +32,7 @@ from k3compile.passes.graph import value as value_of
 from k3compile.passes.input_names import name_of
 from k3compile.passes.snapshot_text import text
 from k3compile.passes.source import location
+from k3compile.passes.symbol_names import SymbolNames, by_number
 from torch import fx
 
 SCHEMA = "k3graph/1"
@@ -39,9 +40,12 @@ NOT_MEANING = ("name", "input", "source", "from", "module", "writes", "was", "re
 __all__ = ["SCHEMA", "digest", "snapshot", "text"]
 
 
-def snapshot(gm: fx.GraphModule, level: str = "aten") -> dict[str, Any]:
-    """The graph of ``gm`` as plain data: str, int, float, bool, None, lists and dicts."""
-    namer = Namer()
+def snapshot(gm: fx.GraphModule, level: str = "aten", symbols: SymbolNames | None = None) -> dict[str, Any]:
+    """The graph of ``gm`` as plain data: str, int, float, bool, None, lists and dicts.
+
+    symbols: the names of an earlier snapshot of the same compile, to be kept.
+    """
+    namer = Namer(symbols)
     ids = {node: i for i, node in enumerate(gm.graph.nodes)}
     nodes = [describe(node, ids, namer) for node in ids]
     edges = [[ids[source], ids[node]] for node in ids for source in node.all_input_nodes]
@@ -68,19 +72,16 @@ def digest(data: Mapping[str, Any]) -> str:
 class Namer:
     """Gives symbols, storages and node names their names, in order of first appearance."""
 
-    def __init__(self) -> None:
-        self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+    def __init__(self, symbols: SymbolNames | None = None) -> None:
+        self.symbols = symbols or SymbolNames()
+        self.met: dict[str, sympy.Symbol] = {}  # new name -> symbol, of this snapshot
         self.storages: dict[int, int] = {}
-        self.counts: dict[str, int] = {}
 
     def expression(self, expr: sympy.Expr) -> str:
         """An expression over the new names, spelled the same way each time."""
-        for symbol in sorted(expr.free_symbols - self.symbols.keys(), key=by_number):
-            kind = symbol.name[0] if re.fullmatch(r"[a-z]+\d+", symbol.name) else "s"
-            number = self.counts.setdefault(kind, 0)
-            self.counts[kind] += 1
-            self.symbols[symbol] = sympy.Symbol(f"{kind}{number}", integer=True)
-        return str(expr.xreplace(self.symbols))
+        met = {s: self.symbols.name(s.name) for s in sorted(expr.free_symbols, key=by_number)}
+        self.met.update((name, symbol) for symbol, name in met.items())
+        return str(expr.xreplace({s: sympy.Symbol(name, integer=True) for s, name in met.items()}))
 
     def storage(self, tensor: torch.Tensor) -> int | None:
         key = storage_id(tensor)
@@ -91,9 +92,9 @@ class Namer:
         shape_env = next((e for e in map(shape_env_of, values) if e is not None), None)
         known = shape_env.var_to_range if shape_env else {}
         found = {}
-        for symbol, new in self.symbols.items():
+        for name, symbol in self.met.items():
             bounds = known.get(symbol)
-            found[new.name] = {
+            found[name] = {
                 "min": bound(bounds.lower) if bounds else None,
                 "max": bound(bounds.upper) if bounds else None,
             }
@@ -101,8 +102,7 @@ class Namer:
 
     def node(self, name: str) -> str:
         """A node's name; Dynamo calls the inputs that carry sizes after their symbols."""
-        new = next((v.name for k, v in self.symbols.items() if k.name == name), None)
-        return new or name
+        return self.symbols.known.get(name, name)
 
 
 def describe(node: fx.Node, ids: Mapping[fx.Node, int], namer: Namer) -> dict[str, Any]:
@@ -233,11 +233,6 @@ def shape_env_of(value: Any) -> Any:
         return value.node.shape_env
     mode = getattr(value, "fake_mode", None)
     return getattr(mode, "shape_env", None)
-
-
-def by_number(symbol: sympy.Symbol) -> tuple[str, int]:
-    digits = re.sub(r"\D", "", symbol.name)
-    return re.sub(r"\d", "", symbol.name), int(digits or 0)
 
 
 def bound(value: Any) -> int | None:

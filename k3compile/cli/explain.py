@@ -104,13 +104,15 @@ def passes_by_name() -> dict[str, Any]:
 
 def text_of(name: str, kinds: Iterable[Any]) -> Iterator[str]:
     """One pass over all layers: the counts, then each different remark with the sites it stands for."""
+    from ..passes.symbol_names import meant
+
     sites: Counter[str] = Counter()
     lines: Counter[str] = Counter()
     for kind in kinds:
         for remark in kind.report.remarks:
             if remark.pass_name == name:
                 sites[remark.kind] += kind.layers
-                lines[block_of(remark)] += kind.layers
+                lines[block_of(meant(remark, kind.report.sizes))] += kind.layers
     total = ", ".join(f"{count} {what}" for what, count in sites.items()) or "no site"
     yield f"{name}: {total}"
     for block, count in lines.items():

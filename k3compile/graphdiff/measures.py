@@ -38,6 +38,12 @@ def measures(nodes: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
     }
 
 
+def sizes_of(nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Symbol -> what it measures, of those that are given with the inputs."""
+    inner = {node["name"] for node in nodes if node["op"] != "placeholder"}
+    return {symbol: first for symbol, (first, *_) in measures(nodes).items() if first not in inner}
+
+
 def read_from(node: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]]) -> str | None:
     """``step.spans[2]`` for a size that is read from an entry of an input; None for another."""
     if node["target"] not in READS or not is_node(node["args"][:1]):
