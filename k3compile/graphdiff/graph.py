@@ -13,6 +13,8 @@ from typing import Any
 SCHEMA = "k3graph/1"
 KEYS = ("id", "name", "op", "target", "args", "kwargs", "value")
 MARK = ("node",)
+REDUCES = "k3.latent_tail"  # its last argument names a group; none: no reduce
+COLLECTIVES = ("_c10d_functional.", "_c10d_functional_autograd.", "c10d_functional.", "c10d.", "distributed.")
 
 
 class Graph:
@@ -62,13 +64,14 @@ class Graph:
     def order(self, among: Iterable[int]) -> dict[int, frozenset[int]]:
         """For each node that order matters to, those of ``among`` it has to follow beyond what it reads.
 
-        A node that touches memory follows the last write to it; a write follows the readers since. Nodes
-        outside of ``among`` are passed over.
+        A node that touches memory follows the last write to it; a write follows the readers since; a random
+        draw follows the last one, and so does a collective: ranks that meet them in different orders wait
+        for each other for ever. Nodes outside of ``among`` are passed over.
         """
         chosen = set(among)
         last: dict[Any, int] = {}
         since: dict[Any, list[int]] = {}
-        writes = {i: self.memory(self.written(i)) | self.random(i) for i in range(len(self.nodes))}
+        writes = {i: self.memory(self.written(i)) | self.effects(i) for i in range(len(self.nodes))}
         changing = set().union(*writes.values())
         found: dict[int, frozenset[int]] = {}
         for i in range(len(self.nodes)):
@@ -96,8 +99,19 @@ class Graph:
         """The storages of some nodes; a node without a value stands for its own."""
         return {key for p in positions for key in storages(self.nodes[p]["value"], p)}
 
-    def random(self, i: int) -> set[Any]:
-        return {"rng"} if "rng" in self.nodes[i].get("writes", ()) else set()
+    def effects(self, i: int) -> set[Any]:
+        """What a node changes besides memory: the random state, and what the other ranks wait for."""
+        drawn = {"rng"} if "rng" in self.nodes[i].get("writes", ()) else set()
+        return drawn | ({"ranks"} if is_collective(self.nodes[i]) else set())
+
+
+def is_collective(node: Mapping[str, Any]) -> bool:
+    """Whether a node talks to other ranks: a collective of torch, or an op of ours that names a group."""
+    target = node["target"]
+    if target.startswith(COLLECTIVES):
+        return not target.endswith((".wait_tensor.default", ".wait_tensor"))
+    group = node["kwargs"].get("group", node["args"][-1] if node["args"] else "")
+    return target.startswith(REDUCES) and isinstance(group, str) and group != ""
 
 
 def storages(value: Any, position: int) -> Iterable[Any]:

@@ -3,6 +3,7 @@
 import pytest
 from graph_snapshots import graph, node, ref, tensor
 
+from k3compile.graphdiff.diff import diff
 from k3compile.graphdiff.graph import Graph, check, skeleton
 
 X = node(0, "placeholder", "x", value=tensor(0))
@@ -54,3 +55,31 @@ def test_readers_follow_the_write_and_the_write_follows_earlier_readers_but_no_v
     assert order[3] == {1}
     assert order[4] == {3}
     assert 2 not in order
+
+
+def reduces(first, second):
+    """Two collectives of their own, in the order of the arguments, and a wait for both."""
+    y = node(1, "placeholder", "y", value=tensor(1))
+    calls = {
+        2: node(2, "call_function", "_c10d_functional.all_reduce.default", [ref(0), "sum", "0"], tensor(2)),
+        3: node(3, "call_function", "k3.latent_tail.default", [ref(1), 1e-6, "0"], tensor(3)),
+    }
+    waits = [
+        node(4, "call_function", "_c10d_functional.wait_tensor.default", [ref(2)], tensor(4)),
+        node(5, "output", "output", [[ref(4), ref(3)]]),
+    ]
+    return graph([X, y, calls[first], calls[second], *waits])
+
+
+def test_collectives_that_change_places_have_moved_since_ranks_would_wait_for_each_other():
+    found = diff(reduces(2, 3), reduces(3, 2))
+    assert {c.kind for c in found.changes} == {"moved"}
+    assert "followed nothing, now follows %n3" in [c.detail for c in found.changes]
+    assert diff(reduces(2, 3), reduces(2, 3)).same
+
+
+def test_a_tail_without_a_group_talks_to_no_rank():
+    assert Graph(reduces(2, 3)).order(range(6)) == {2: frozenset(), 3: {2}}
+    alone = reduces(2, 3)
+    alone["nodes"][3]["args"][-1] = ""
+    assert Graph(alone).order(range(6)) == {2: frozenset()}
