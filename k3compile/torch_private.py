@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ __all__ = [
     "delete_torn_library",
     "fake_mode_of",
     "fake_of",
+    "fix_sizes",
     "fresh_tracing",
     "generated_code",
     "guards_of",
@@ -54,6 +56,7 @@ __all__ = [
     "on_real_tensors",
     "probe_processor",
     "registered_backend",
+    "scalars_allowed",
     "size_hints",
     "symbolic_sizes",
     "tracing_with",
@@ -114,6 +117,25 @@ def size_hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:
     return [size if isinstance(size, int) else optimization_hint(size) for size in sizes]
 
 
+@contextmanager
+def scalars_allowed(mode: FakeTensorMode | None) -> Iterator[None]:
+    """Inside, a graph on this mode's sizes may read numbers out of tensors, although Dynamo's own may not.
+
+    Without ``fullgraph=True`` Dynamo breaks its graph at ``item`` and forbids it to everything after. The
+    other fake modes of the compile share the sizes, and so the permission.
+    """
+    env = mode.shape_env if mode is not None else None
+    if env is None:
+        yield
+        return
+    kept = env.settings
+    env.settings = replace(kept, allow_scalar_outputs=True)
+    try:
+        yield
+    finally:
+        env.settings = kept
+
+
 def on_real_tensors() -> AbstractContextManager[Any]:
     """Where tensors are computed with, although a compile is tracing around it."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -151,6 +173,18 @@ def fake_of(mode: FakeTensorMode, real: torch.Tensor, sizes: list[Any], strides:
         fake = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
     mode.fake_tensor_converter.set_tensor_memo(real, fake)
     return fake
+
+
+def fix_sizes(added: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
+    """Have AOTAutograd take ``added``, inputs that Dynamo does not know, with the sizes they have.
+
+    It would name a symbol for each size else, after how many tensors it has met: a warm cache changes that
+    number and so the text of the graph, which is then not found.
+    """
+    mode = detect_fake_mode(inputs)
+    if mode is not None and mode.shape_env is not None:
+        for one in added:
+            mode.from_tensor(one, static_shapes=True)
 
 
 def probe_processor() -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 from k3compile.passes.extra_inputs import add_input
-from k3compile.passes.graph import IN_PLACE_OPERATORS, schema_writes, storage_id, tensor
+from k3compile.passes.graph import IN_PLACE_OPERATORS, infer, schema_writes, storage_id, tensor
 from k3compile.passes.index_uses import index_uses
 from k3compile.passes.runner import Context
 from torch import fx
@@ -101,7 +101,9 @@ def use_ranges(gm: fx.GraphModule, chosen: Sequence[RangeInput], ctx: Context) -
     for number, one in enumerate(chosen):
         index = placeholders[one.position]
         with graph.inserting_before(place):
-            start = graph.call_method("item", (graph.call_function(operator.getitem, (starts, number)),))
+            first = graph.call_function(operator.getitem, (starts, number))
+            first.meta["example_value"] = infer(first, ctx.fake_mode)  # without, AOTAutograd caches nothing
+            start = graph.call_method("item", (first,))
             length = graph.call_method("size", (index, 0))
             end = graph.call_function(operator.add, (start, length))
             check(graph, operator.ge, start, 0, f"{one.name} is annotated with rows below 0")
