@@ -5,6 +5,7 @@ k3 diff dump/                                      what each pass changed (a K3_
 k3 diff old-dump/ new-dump/                        the graphs of two dumps, one by one
 k3 diff checkpoints/k3-tiny                        each kind of layer before and after the passes
 k3 diff checkpoints/k3-tiny --disable latent_tail  all passes against all but this one
+k3 diff checkpoints/k3-tiny --inner inductor       with what Inductor's code launches and allocates
 k3 diff dump/ --budget budget.toml --junit out.xml limits on ops, costs and applied rewrites
 """
 
@@ -33,6 +34,10 @@ def diff(
         list[str] | None, typer.Option(help="Attribute not to compare, such as stride.")
     ] = None,
     disable: Annotated[list[str] | None, typer.Option(help="Compare with this pass off.")] = None,
+    inner: Annotated[
+        Literal["aot_eager", "inductor"] | None,
+        typer.Option(help="Compiler of a checkpoint's layers; of Inductor's code, launches are counted."),
+    ] = None,
     at: Annotated[str | None, typer.Option(help="Sizes for costs: p.0=64,u0=3; T=64 for K3.")] = None,
     budget: Annotated[Path | None, typer.Option(help="TOML or JSON limits to hold the graphs to.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the budget's results as JUnit XML.")] = None,
@@ -46,7 +51,7 @@ def diff(
     sizes = sizes_of(at)
     if junit and not budget:
         raise ValueError("--junit writes the results of --budget: give one")
-    found = comparisons(a, b, before, after, ignore or [], disable or [])
+    found = comparisons(a, b, before, after, ignore or [], disable or [], inner)
     if budget:
         return hold(found, budget, junit, sizes, time.perf_counter() - started)
     written = rendered(found, format, sizes, None if out else sys.stdout)

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ..graphdiff import render_text
 from ..graphdiff.render_graph import RENDERERS
+from .diff_costs import cost_rows, costs, priced, step_prices, total_rows
 from .diff_inputs import Comparison
 from .sizes import check_sizes, known_sizes
 
@@ -52,37 +53,16 @@ def as_text(found: list[Comparison], sizes: Mapping[str, int], stream: IO | None
     for one in found:
         times = f" x{one.times}" if one.times > 1 else ""
         if one.stepwise:
-            rows.append(render_text.timeline_text(one.timeline, one.times))
+            rows.append(
+                render_text.timeline_text(one.timeline, one.times, list(step_prices(one, sizes)), one.ignore)
+            )
         elif console is not None and console.is_terminal:
             render_text.show(console, one.diff, one.name + times if len(found) > 1 else "")
         else:
             rows.append((f"{one.name}{times}: " if len(found) > 1 else "") + render_text.text(one.diff))
-        if not one.diff.same:
-            rows += [f"  {row}\n" for row in cost_rows(one, sizes)]
+        rows += [f"  {row}\n" for row in cost_rows(one, sizes)]
+    rows += [f"{row}\n" for row in total_rows(found, sizes)]
     return "".join(rows)
-
-
-def costs(one: Comparison, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What both sides cost, numbers for ``sizes``, else expressions."""
-    shown = [c.at(known_sizes(c, sizes)) if sizes else c.to_json() for c in priced(one)]
-    return dict(zip(("before", "after"), shown))
-
-
-def priced(one: Comparison) -> list[Any]:
-    """The cost of either side."""
-    from ..graphdiff.cost import cost
-
-    return [cost(snapshot) for snapshot in (one.diff.before, one.diff.after)]
-
-
-def cost_rows(one: Comparison, sizes: Mapping[str, int]) -> list[str]:
-    """``launches 12 -> 9``, only what changed."""
-    found = costs(one, sizes)
-    return [
-        f"{name} {value} -> {found['after'][name]}"
-        for name, value in found["before"].items()
-        if name != "symbols" and value != found["after"].get(name)
-    ]
 
 
 def hold(

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -53,25 +53,35 @@ def shown(one: Unit) -> list[str]:
     return [*one.lines[:LONGEST], f"... {more} more"] if more > 1 else list(one.lines)
 
 
-def steps(timeline: Timeline) -> Iterator[tuple[str, Diff | None, Mapping[str, int]]]:
+def steps(
+    timeline: Timeline, ignore: Iterable[str] = ()
+) -> Iterator[tuple[str, Diff | None, Mapping[str, int]]]:
     """(stage, what it changed, remarks by kind) of each; None where the graph was captured anew."""
     for old, new in pairwise(timeline.stages):
         anew = new.name.startswith("captured")
         remarks = Counter(r["kind"] for r in new.remarks)
-        yield new.name, None if anew else diff(old.snapshot, new.snapshot), remarks
+        yield new.name, None if anew else diff(old.snapshot, new.snapshot, ignore), remarks
 
 
-def timeline_text(timeline: Timeline, times: int = 1) -> str:
-    """Every stage of a timeline and what it changed; ``times``: layers that are like it."""
+def timeline_text(
+    timeline: Timeline, times: int = 1, prices: Sequence[str] = (), ignore: Iterable[str] = ()
+) -> str:
+    """Every stage of a timeline and what it changed.
+
+    times: layers that are like it. prices: for each stage but the first, what it changed of the costs.
+    ignore: attributes not to compare.
+    """
     first = timeline.stages[0]
     head = f"{timeline.graph}{f' x{times}' if times > 1 else ''}"
     rows = [f"{head}: {len(first.snapshot['nodes'])} nodes {first.name}"]
-    for (name, found, remarks), stage in zip(steps(timeline), timeline.stages[1:]):
+    prices = prices or [""] * (len(timeline.stages) - 1)
+    for (name, found, remarks), stage, price in zip(steps(timeline, ignore), timeline.stages[1:], prices):
         said = ", ".join(f"{count} {kind}" for kind, count in sorted(remarks.items()))
         if found is None:
             rows.append(f"  {name}: {len(stage.snapshot['nodes'])} nodes")
             continue
-        rows.append(f"  {name}: {headline(found)}{f'; {said}' if said else ''}")
+        words = [headline(found), *([said] if said else []), *([price] if price else [])]
+        rows.append(f"  {name}: {'; '.join(words)}")
         rows += [f"  {row}" for row in text(found).splitlines()[1:]]
     return "\n".join(rows) + "\n"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The stages of the graph called ``graph``, the captured one first."""
+    """The stages of the graph called ``graph``, the captured one first.
+
+    generated: what the inner compiler's code for the last stage launches and allocates ("after"), and what it
+    would without our passes ("before"); empty where that was not asked for.
+    """
 
     graph: str
     stages: tuple[Stage, ...]
+    generated: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def remarks(self) -> list[Mapping[str, Any]]:
@@ -67,7 +72,8 @@ class Timeline:
             {"name": s.name, "snapshot": s.snapshot, "remarks": list(s.remarks), "seconds": s.seconds}
             for s in self.stages
         ]
-        return {"schema": SCHEMA, "graph": self.graph, "stages": stages}
+        made = {"generated": dict(self.generated)} if self.generated else {}
+        return {"schema": SCHEMA, "graph": self.graph, "stages": stages, **made}
 
 
 def of_passes(graph: str, passes: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> Timeline:
@@ -114,7 +120,7 @@ def load(path: Path) -> list[Timeline]:
                 for s in data["stages"]
             ]
             [check(stage.snapshot) for stage in stages]
-            return [Timeline(data["graph"], tuple(stages))]
+            return [Timeline(data["graph"], tuple(stages), data.get("generated") or {})]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a broken {schema} file ({error})") from error
     except ValueError as error:

@@ -7,7 +7,7 @@ import torch
 
 import k3compile
 from k3compile.dump import Seen
-from k3compile.graph_capture import capture, fresh, last_run
+from k3compile.graph_capture import capture, counted, fresh, last_run
 from k3compile.graphdiff.diff import diff
 
 
@@ -70,3 +70,15 @@ def test_of_a_compile_that_starts_over_the_last_run_counts():
         for name, level in (("a", dynamo), ("b", aten), ("a", dynamo), ("c", aten))
     ]
     assert [s.name for s in last_run(runs)] == ["a", "c"]
+
+
+@pytest.mark.inductor
+def test_the_code_that_inductor_made_is_counted_too():
+    (found,) = capture(program, *ARGS, options={"inner": "inductor"})
+    assert found.generated["after"]["launches"] >= 1
+    assert capture(program, *ARGS)[0].generated == {}
+
+
+def test_of_several_bodies_the_last_one_counts_and_none_is_none():
+    assert counted((), ({"launches": 3}, {"launches": 2})) == {"after": {"launches": 2}}
+    assert counted(({"launches": 4},), ({},)) == {"before": {"launches": 4}}

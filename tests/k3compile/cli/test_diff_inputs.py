@@ -1,5 +1,6 @@
 """What `k3 diff` takes: a checkpoint is compiled, one graph a kind of layer."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from graph_snapshots import random_graph
 
 from k3compile.cli.diff_inputs import comparisons, paired
+from k3compile.cli.diff_outputs import rendered
 
 
 def test_graphs_of_two_dumps_are_paired_by_name_or_else_in_order():
@@ -17,7 +19,7 @@ def test_graphs_of_two_dumps_are_paired_by_name_or_else_in_order():
         paired([one], [one, two], Path("x"), Path("y"))
 
 
-def test_stages_that_are_named_are_compared_at_once(tmp_path):
+def test_stages_that_are_named_cut_the_timeline_and_keep_it_stage_by_stage(tmp_path):
     data = random_graph(3)
     stages = [
         {"name": n, "snapshot": d} for n, d in (("captured", data), ("p", random_graph(4)), ("q", data))
@@ -26,8 +28,34 @@ def test_stages_that_are_named_are_compared_at_once(tmp_path):
     path.write_text(json.dumps({"schema": "k3timeline/1", "graph": "g", "stages": stages}))
     assert comparisons(path, None, "aten", "final", [], [])[0].stepwise
     (one,) = comparisons(path, None, "captured", "q", [], [])
-    assert (one.stepwise, one.diff.same) == (False, True)
-    assert not comparisons(path, None, "captured", "p", [], [])[0].diff.same
+    assert (one.stepwise, one.diff.same) == (True, True)
+    (one,) = comparisons(path, None, "p", "q", [], [])
+    assert [s.name for s in one.timeline.stages] == ["p", "q"]
+    assert not one.diff.same
+    with pytest.raises(ValueError, match="--before q comes after --after p: swap them"):
+        comparisons(path, None, "q", "p", [], [])
+
+
+def test_what_to_ignore_holds_for_every_stage(tmp_path):
+    data = random_graph(3)
+    other = copy.deepcopy(data)
+    for one in other["nodes"]:
+        if "device" in (one["value"] or ()):
+            one["value"]["device"] = "cuda"
+    stages = [{"name": n, "snapshot": d} for n, d in (("captured", data), ("p", other))]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"schema": "k3timeline/1", "graph": "g", "stages": stages}))
+    (one,) = comparisons(path, None, "aten", "final", ["device"], [])
+    assert one.stepwise
+    assert rendered([one], "text", {}, None) == "g: 35 nodes captured\n  p: the same: 35 nodes\n"
+    (one,) = comparisons(path, None, "aten", "final", [], [])
+    assert "meta" in rendered([one], "text", {}, None)
+
+
+def test_inductor_is_for_checkpoints(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(random_graph(3)))
+    with pytest.raises(ValueError, match="--inner compiles a checkpoint's layers"):
+        comparisons(tmp_path / "a.json", None, "aten", "final", [], [], "inductor")
 
 
 def test_two_snapshots_are_one_comparison(tmp_path):
