@@ -91,6 +91,7 @@ class Compile:
         self.compare = Differential(concrete(gm.graph, inputs))
         self.generated: list[dict[str, int]] = []
         self.passes_ran = False
+        self.fixed: list[Any] = []  # added inputs as AOTAutograd is to see them
         self.device = next((t.device.type for t in inputs if isinstance(t, torch.Tensor)), "cpu")
         self.max_requests = max_requests
         self.settings = resolve(options.features, device=self.device, serving=max_requests is not None)
@@ -161,7 +162,7 @@ class Compile:
         self.records += run_passes(gm, pipeline.DYNAMO_PASSES, ctx)
         gm.recompile()
         added = [extra.example for extra in ctx.extra_inputs]
-        torch_private.fix_sizes(added, self.inputs)
+        self.fixed = torch_private.fix_sizes(added, self.inputs)
         inputs = [*self.inputs, *added]
         return supplied(self.compile_bodies(gm, inputs, ctx), ctx.extra_inputs)
 
@@ -175,7 +176,7 @@ class Compile:
         body = self.compile_body(gm, inputs, GENERIC if taken else "")
         if taken:
             starts = versions.use_ranges_of(taken, copy, inputs, ctx, made)
-            torch_private.fix_sizes([starts], inputs)
+            self.fixed += torch_private.fix_sizes([starts], inputs)
             try:
                 with torch_private.scalars_allowed(fake_mode_of(copy.graph)):  # it reads its first rows
                     ranges = self.compile_body(copy, [*inputs, starts], RANGES)

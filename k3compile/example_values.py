@@ -35,8 +35,15 @@ def size_of(n: int | torch.SymInt) -> int:
     """A number for a size: the one of the example inputs, where there is one."""
     if isinstance(n, int):
         return n
-    hint = n.node.hint
-    return UNSEEN if hint is None else int(hint)
+    hint = hint_of(n)
+    return UNSEEN if hint is None else hint
+
+
+def hint_of(n: torch.SymInt) -> int | None:
+    """The number a size had in the example; None for one known only at run time, or a ragged tensor's, which
+    has no number."""
+    hint = None if n.node.is_nested_int() else n.node.hint
+    return None if hint is None else int(hint)
 
 
 def fitting(wanted: Any, given: Any) -> bool:
@@ -57,8 +64,8 @@ def fitting(wanted: Any, given: Any) -> bool:
 def same_size(wanted: int | torch.SymInt, given: int) -> bool:
     """Whether a size may be ``given``: any may, where it is known only at run time."""
     if isinstance(wanted, torch.SymInt):
-        wanted = wanted.node.hint
-    return wanted is None or int(wanted) == given
+        wanted = hint_of(wanted)
+    return wanted is None or wanted == given
 
 
 def concrete(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:

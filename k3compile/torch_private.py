@@ -175,16 +175,14 @@ def fake_of(mode: FakeTensorMode, real: torch.Tensor, sizes: list[Any], strides:
     return fake
 
 
-def fix_sizes(added: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
+def fix_sizes(added: Sequence[torch.Tensor], inputs: Sequence[Any]) -> list[Any]:
     """Have AOTAutograd take ``added``, inputs that Dynamo does not know, with the sizes they have.
 
-    It would name a symbol for each size else, after how many tensors it has met: a warm cache changes that
-    number and so the text of the graph, which is then not found.
+    It does so as long as somebody holds what is returned. It would name a symbol for each size else, after
+    how many tensors it has met: a warm cache changes that number, and then does not find the graph.
     """
     mode = detect_fake_mode(inputs)
-    if mode is not None and mode.shape_env is not None:
-        for one in added:
-            mode.from_tensor(one, static_shapes=True)
+    return [] if mode is None else [mode.from_tensor(one, static_shapes=True) for one in added]
 
 
 def probe_processor() -> None:

@@ -95,6 +95,21 @@ def test_it_agrees_with_eager(program, dynamic):
         assert torch.equal(wanted, got)
 
 
+@pytest.mark.parametrize("verify", ["off", "differential"])
+def test_a_ragged_input_is_no_obstacle(verify):
+    def f(x):
+        return x * 2, x.offsets()
+
+    torch._dynamo.reset()
+    fn = torch.compile(f, backend="k3", options={"inner": "aot_eager", "verify": verify})
+    rows = [torch.ones(2, 3), torch.ones(4, 3)]
+    with torch.no_grad():
+        doubled, offsets = fn(torch.nested.nested_tensor(rows, layout=torch.jagged))
+    assert doubled.is_nested
+    assert torch.equal(doubled.values(), torch.full((6, 3), 2.0))
+    assert offsets.tolist() == [0, 2, 6]
+
+
 def test_a_sparse_input_is_no_obstacle():
     x = torch.eye(4).to_sparse_csr()
     fn = torch.compile(lambda x: x @ torch.ones(4, 4), backend="k3", options={"inner": "aot_eager"})

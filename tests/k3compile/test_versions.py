@@ -233,6 +233,35 @@ def test_a_graph_with_two_bodies_is_another_artifact():
     assert one != two
 
 
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("inner", INNERS)
+def test_ranges_are_used_where_dynamo_may_break_its_graph_too(bodies, inner, dynamic):
+    def f(x, i):
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y.index_select(0, i) * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="k3", dynamic=dynamic, options={"inner": inner})
+    with torch.no_grad():
+        for index in (annotate_range(torch.arange(2, 5), 2, 5), torch.tensor([4, 2, 0])):
+            assert torch.equal(compiled(table(), index), f(table(), index))
+    assert bodies == [RANGES, GENERIC]
+    assert report.latest().applied("contiguous_views") == 1
+
+
+def test_the_ranges_body_alone_may_read_its_first_rows_from_data():
+    def f(x, i):
+        return x.index_select(0, i) * 2, x.sum().item()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="k3", options={"inner": "aot_eager"})
+    with torch.no_grad():
+        rows, total = compiled(table(), annotate_range(torch.arange(2, 5), 2, 5))
+    assert torch.equal(rows, table()[2:5] * 2)
+    assert total == table().sum().item()
+
+
 def test_a_pass_that_is_off_needs_no_second_body(bodies):
     calls = Calls(gathered, ROWS, inner="aot_eager", disable=("contiguous_views",))
     calls(table(), annotate_range(torch.arange(2, 5), 2, 5))

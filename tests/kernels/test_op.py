@@ -169,6 +169,28 @@ def test_an_op_is_declared_once_and_names_what_it_writes():
         check_signature("fresh", [f"a{i}" for i in range(11)], ())
 
 
+def test_dynamo_looks_into_no_body_of_an_op_that_python_calls():
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm
+
+    def left_to_python(*args):
+        for _ in range(2):  # a break in a loop: Dynamo leaves the whole function to Python
+            result = OPS["rms_norm"].overload(*args)
+            torch._dynamo.graph_break()
+        return result
+
+    torch._dynamo.reset()
+    args = next(OPS["rms_norm"].each_sample())
+    got = torch.compile(left_to_python, backend=backend)(*args)
+    assert torch.equal(got, OPS["rms_norm"](*args))
+    assert graphs == []
+    torch.compile(OPS["rms_norm"].meaning, backend=backend, fullgraph=True)(*args)
+    assert len(graphs) == 1, "a meaning that is called by itself is Python like any other"
+
+
 def test_an_op_without_samples_says_so():
     @op()
     def only_declared_here(x: torch.Tensor) -> torch.Tensor:
