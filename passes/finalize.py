@@ -16,9 +16,21 @@ from dataclasses import dataclass
 import sympy
 import torch
 from k3compile.kernels import acc
-from k3compile.passes.finalize_axes import Digit, Place, Places, follow, is_cast, is_layout, whole
+from k3compile.passes.finalize_axes import (
+    Digit,
+    Place,
+    Places,
+    broadcast,
+    flat,
+    follow,
+    is_cast,
+    is_index_cast,
+    is_layout,
+    no_cast,
+    whole,
+)
 from k3compile.passes.finalize_holes import Hole, index_base, sign_test
-from k3compile.passes.finalize_terms import Leaf, Terms, Unclear, is_zero, read
+from k3compile.passes.finalize_terms import CHOICES, Leaf, Terms, Unclear, is_zero, read
 from k3compile.passes.graph import arguments, tensor
 from k3compile.passes.prover import Prover, Size, expr
 from torch import fx
@@ -83,11 +95,11 @@ def finalize_at(node: fx.Node, prover: Prover) -> Finalize | NotFinalize | None:
     terms = Terms(prover, "h")
     try:
         for operand, at in found.operands:
-            read(operand, at, terms)
+            read(operand, at, terms, weighed=len(found.operands) > 1)
         return classify(found, terms)
     except Unclear as unclear:
         picked = any(leaf.index is not None for leaf in terms.rows)
-        return NotFinalize(found.result, str(unclear)) if picked else None
+        return NotFinalize(found.result, unclear.reason, unclear.fix_it) if picked else None
 
 
 def reduction(node: fx.Node, prover: Prover) -> Sum | None:
@@ -116,7 +128,7 @@ def product(node: fx.Node, prover: Prover) -> Sum | None:
             return None
         result = users[0]
     at = whole(result, prover, "th")
-    source, places, trail = follow(result, at, prover, casts=False)
+    source, places, trail = follow(result, at, prover, no_cast)
     if source is not node:
         return None
     batch, row, column = places
@@ -136,10 +148,7 @@ def scatter(node: fx.Node, prover: Prover) -> Sum | NotFinalize | None:
         index = None if more else index
     if index is None or not is_zero(base) or tensor(source).dim() != 2 or tensor(index).dim() != 1:
         return None
-    weighed = source
-    while is_layout(weighed) or is_cast(weighed):
-        weighed = weighed.args[0]
-    if weighed.target is not aten.mul.Tensor:
+    if not weighs(source):
         return None
     tokens, count = tensor(node).shape[0], tensor(source).shape[0]
     ratio = sympy.simplify(expr(count) / expr(tokens)) if expr(tokens) != 0 else None
@@ -156,16 +165,32 @@ def scatter(node: fx.Node, prover: Prover) -> Sum | NotFinalize | None:
     return Sum(node, ((source, at),), token, choice, (node,), "index_add")
 
 
+def weighs(node: fx.Node) -> bool:
+    """Whether ``node`` shows a product, some of it perhaps set to zero."""
+    while isinstance(node, fx.Node):
+        if node.target is aten.mul.Tensor:
+            return True
+        if node.target in CHOICES:
+            node = node.args[1] if is_zero(node.args[2]) else node.args[2]
+        elif is_layout(node) or is_cast(node) or node.target is aten.masked_fill.Scalar:
+            node = node.args[0]
+        else:
+            return False
+    return False
+
+
 def counts_tokens(index: fx.Node, at: Places, token: Place, prover: Prover) -> bool:
     """Whether ``index`` is the number of the token at every place: arange(T) repeated, or arange(N) // k."""
-    node, at, _ = follow(index, at, prover)
+    (row,) = at
+    node, at, _ = follow(index, at, prover, is_index_cast)
     if node.target in (aten.floor_divide.default, aten.div.Tensor_mode):
         floors = node.kwargs.get("rounding_mode", "floor") in ("floor", "trunc")
         inner, by = node.args[:2]
-        size = at[0][-1].size if at and len(at[0]) > len(token) else 1
+        size = row[-1].size if len(row) > len(token) else 1
         if not floors or isinstance(by, (float, fx.Node)) or not prover.equal(by, size):
             return False
-        return is_arange(follow(inner, at, prover)[0]) and at[0][: len(token)] == token
+        counted, places, _ = follow(inner, at, prover, is_index_cast)
+        return is_arange(counted) and places == (row,)
     return is_arange(node) and at == (token,)
 
 
@@ -203,6 +228,22 @@ def classify(found: Sum, terms: Terms) -> Finalize | NotFinalize | None:
     return assemble(found, terms, rows, weights[0], zeroing, hole)
 
 
+def zero_in(weights: Leaf, hole: Hole, prover: Prover) -> bool:
+    """Whether the weights are zero for holes, whatever they were before."""
+    node, at, _ = follow(weights.node, weights.at, prover)
+    if node.target is aten.masked_fill.Scalar and node.args[2] == 0:
+        test, keeps = node.args[1], False
+    elif node.target in CHOICES:
+        test, one, other = node.args
+        keeps = is_zero(other)
+        if not keeps and not is_zero(one):
+            return False
+    else:
+        return False
+    places = broadcast(at, tensor(test).shape, prover)
+    return places is not None and sign_test(test, places, hole, prover) is keeps
+
+
 def assemble(
     found: Sum, terms: Terms, rows: Leaf, weights: Leaf, zeroing: list[Leaf], hole: Hole
 ) -> Finalize:
@@ -219,13 +260,18 @@ def assemble(
             raise Unclear(f"{one.node.name} drops rows by something else than the sign of their index")
         if tested != one.keeps:
             raise Unclear(f"{one.node.name} keeps the holes and drops the rows")
+    if terms.masks and all(one.weighed for one in terms.masks) and not zero_in(weights, hole, terms.prover):
+        why = f"the zero of a hole is multiplied by its weight in {weights.node.name}, perhaps not finite"
+        raise Unclear(why, "drop the holes after their rows were weighed")
     keeps_flags = [sign_test(z.node, z.at, hole, terms.prover) for z in zeroing]
     if not all(keeps_flags):
         raise Unclear("the weights are multiplied by the holes' own mask: the rows would be dropped")
     drops = bool(terms.masks)
     index, wraps = rows.index, False
     if index is not None:
-        index = hole.raw if drops else hole.read
+        index = hole.marked if drops else hole.read
+        if index is None:
+            raise Unclear(f"the index {hole.raw.name} is kept in another order than the rows are picked in")
         wraps = rows.wraps and not drops and not hole.never_negative
     nodes = (*reversed(terms.nodes), *found.nodes)
     zero = zeroing[0].node if zeroing and not drops else None
@@ -243,8 +289,3 @@ def assemble(
         drops,
         frozenset(terms.dtypes),
     )
-
-
-def flat(at: Places) -> Place:
-    """All digits in order."""
-    return tuple(digit for place in at for digit in place)

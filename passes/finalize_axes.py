@@ -10,9 +10,11 @@ So one rule follows view, unsqueeze, squeeze, flatten, permute and expand, whate
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from k3compile.kernels import acc
 from k3compile.passes.graph import arguments, tensor
 from k3compile.passes.prover import Prover, Size
 from torch import fx
@@ -39,6 +41,8 @@ REGROUP = (
 REORDER = (aten.permute.default, aten.transpose.int, aten.t.default)
 LAYOUT = (*SAME, *REGROUP, *REORDER, aten.expand.default)
 CASTS = (aten._to_copy.default, prims.convert_element_type.default)
+ROW_NUMBERS = (torch.int32, torch.int64)
+WEIGHTS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def is_cast(node: object) -> bool:
@@ -46,6 +50,24 @@ def is_cast(node: object) -> bool:
     if not isinstance(node, fx.Node) or node.target not in CASTS:
         return False
     return tensor(node).device == tensor(node.args[0]).device
+
+
+def is_index_cast(node: object) -> bool:
+    """Whether a cast keeps every number of a row: those to fewer bits, from floats and from bool do not."""
+    return is_cast(node) and {tensor(node).dtype, tensor(node.args[0]).dtype} <= {*ROW_NUMBERS}
+
+
+def is_weight_cast(node: object, model: torch.dtype) -> bool:
+    """Whether a cast of a weight only gives it more bits, or rounds it from acc to the model's dtype."""
+    if not is_cast(node):
+        return False
+    before, after = tensor(node.args[0]).dtype, tensor(node).dtype
+    return before in WEIGHTS and (after == acc(before) or (after == model and before == acc(model)))
+
+
+def no_cast(node: object) -> bool:
+    """No cast is followed."""
+    return False
 
 
 def is_layout(node: object) -> bool:
@@ -65,7 +87,7 @@ def back(node: fx.Node, at: Places, prover: Prover) -> Places | None:
     if node.target in SAME:
         return at
     if node.target in REGROUP:
-        return regroup(tuple(d for place in at for d in place), shape, prover)
+        return regroup(flat(at), shape, prover)
     if node.target in REORDER:
         order = reordered(node)
         return tuple(at[order.index(d)] for d in range(len(order)))
@@ -73,11 +95,11 @@ def back(node: fx.Node, at: Places, prover: Prover) -> Places | None:
 
 
 def follow(
-    node: fx.Node, at: Places, prover: Prover, casts: bool = True
+    node: fx.Node, at: Places, prover: Prover, casts: Callable[[object], bool] = is_cast
 ) -> tuple[fx.Node, Places, list[fx.Node]]:
-    """What ``node`` shows ``at``, as far back as layout (and casts) go; with the nodes on the way."""
+    """What ``node`` shows ``at``, as far back as layout and ``casts`` go; with the nodes on the way."""
     trail = []
-    while is_layout(node) or (casts and is_cast(node)):
+    while is_layout(node) or casts(node):
         before = at if is_cast(node) else back(node, at, prover)
         if before is None:
             break
@@ -129,6 +151,11 @@ def extent(place: Place) -> Size:
     for digit in place:
         product = product * digit.size
     return product
+
+
+def flat(at: Places) -> Place:
+    """All digits in order."""
+    return tuple(digit for place in at for digit in place)
 
 
 def uses(at: Places, name: str) -> bool:

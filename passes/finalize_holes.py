@@ -9,9 +9,9 @@ import operator
 from dataclasses import dataclass
 
 import torch
-from k3compile.passes.finalize_axes import Places, follow
-from k3compile.passes.finalize_terms import Leaf, Unclear, is_zero
-from k3compile.passes.graph import arguments
+from k3compile.passes.finalize_axes import Places, flat, follow, is_index_cast
+from k3compile.passes.finalize_terms import Leaf, Unclear, is_zero, negates
+from k3compile.passes.graph import arguments, tensor
 from k3compile.passes.prover import Prover
 from torch import fx
 
@@ -31,10 +31,15 @@ NEVER_NEGATIVE = (aten.arange.default, prims.iota.default, aten.argsort.default)
 
 @dataclass(frozen=True)
 class Hole:
-    """raw: the index before it was clamped. read: as rows are picked by it. at: places in ``raw``."""
+    """raw: the index before it was clamped, with places ``at`` in it. read: as rows are picked by it.
+
+    marked: the index with its negative numbers. It and ``read`` are in the order in which rows are picked,
+    as far back as that order goes; marked is None where it begins behind the clamp.
+    """
 
     raw: fx.Node | None
     read: fx.Node | None
+    marked: fx.Node | None = None
     at: Places = ()
     never_negative: bool = False
 
@@ -43,12 +48,21 @@ def index_base(rows: Leaf, prover: Prover) -> Hole:
     """Follow the index of picked rows back through casts, views and a clamp at zero."""
     if rows.index is None:
         return Hole(None, None)
-    read, at, _ = follow(rows.index, rows.index_at, prover)
-    raw, clamped = read, False
-    while (inner := unclamped(raw)) is not None:
-        clamped = True
-        raw, at, _ = follow(inner, at, prover)
-    return Hole(raw, read, at, clamped or never_negative(raw))
+    order = flat(rows.index_at)
+    raw, at, _ = follow(rows.index, rows.index_at, prover, is_index_cast)
+    read = marked = raw if flat(at) == order else rows.index
+    clamped = False
+    while (inner := unclamped(raw)) is not None and alike_in_size(inner, raw, prover):
+        clamped, marked = True, inner if flat(at) == order else None
+        raw, at, _ = follow(inner, at, prover, is_index_cast)
+        marked = raw if flat(at) == order else marked
+    return Hole(raw, read, marked, at, clamped or never_negative(raw))
+
+
+def alike_in_size(one: fx.Node, other: fx.Node, prover: Prover) -> bool:
+    """Whether neither was broadcast to the other."""
+    sizes = tensor(one).shape, tensor(other).shape
+    return len(sizes[0]) == len(sizes[1]) and all(map(prover.equal, *sizes))
 
 
 def unclamped(node: fx.Node) -> fx.Node | None:
@@ -83,15 +97,14 @@ def sign_test(node: fx.Node, at: Places, hole: Hole, prover: Prover) -> bool | N
     """
     node, at, _ = follow(node, at, prover)
     there = True
-    while node.target in (aten.logical_not.default, aten.bitwise_not.default):
+    while negates(node):
         node, at, _ = follow(node.args[0], at, prover)
         there = not there
     if node.target not in SIGN or hole.raw is None:
         return None
     bound, when_there = SIGN[node.target]
-    tested, at, _ = follow(node.args[0], at, prover)
-    digits = tuple(d for place in at for d in place)
-    if tested is not hole.raw or node.args[1] != bound or digits != tuple(d for p in hole.at for d in p):
+    tested, at, _ = follow(node.args[0], at, prover, is_index_cast)
+    if tested is not hole.raw or node.args[1] != bound or flat(at) != flat(hole.at):
         return None
     if node.target in ONLY_MINUS_ONE and not of_experts(tested):
         raise Unclear(f"{node.name} tests for -1 alone, and other negative indices are not ruled out")

@@ -11,7 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from k3compile.passes.finalize_axes import Places, back, broadcast, follow, is_cast, is_layout, uses
+from k3compile.passes.finalize_axes import (
+    Places,
+    back,
+    broadcast,
+    flat,
+    follow,
+    is_cast,
+    is_layout,
+    no_cast,
+    uses,
+)
 from k3compile.passes.graph import arguments, op_name, tensor
 from k3compile.passes.prover import Prover
 from torch import fx
@@ -20,9 +30,15 @@ aten = torch.ops.aten
 ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 FULLS = (aten.full.default, aten.full_like.default, aten.new_full.default, aten.scalar_tensor.default)
 
+CHOICES = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
+
 
 class Unclear(ValueError):
-    """Why a sum cannot be read as a finalize."""
+    """Why a sum cannot be read as a finalize. fix_it: what the model could write instead."""
+
+    def __init__(self, reason: str, fix_it: str | None = None):
+        super().__init__(reason)
+        self.reason, self.fix_it = reason, fix_it
 
 
 @dataclass(frozen=True)
@@ -38,11 +54,15 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Mask:
-    """Terms are kept where ``node`` at ``at`` is ``keeps``, and zero elsewhere."""
+    """Terms are kept where ``node`` at ``at`` is ``keeps``, and zero elsewhere.
+
+    weighed: that zero is multiplied by other factors after, and is NaN where one of them is not finite.
+    """
 
     node: fx.Node
     at: Places
     keeps: bool
+    weighed: bool = False
 
 
 @dataclass
@@ -58,11 +78,11 @@ class Terms:
     dtypes: set[torch.dtype] = field(default_factory=set)
 
 
-def read(node: fx.Node, at: Places, terms: Terms) -> None:
-    """Follow one operand. Raises Unclear."""
+def read(node: fx.Node, at: Places, terms: Terms, weighed: bool = False) -> None:
+    """Follow one operand; ``weighed``: something multiplies it. Raises Unclear."""
     if not uses(at, terms.width):
-        node, at, _ = follow(node, at, terms.prover, casts=False)
-        terms.factors.append(Leaf(node, at))
+        found, places, _ = follow(node, at, terms.prover, no_cast)
+        terms.factors.append(Leaf(found, places) if flat(places) == flat(at) else Leaf(node, at))
     elif is_cast(node) or is_layout(node):
         before = at if is_cast(node) else back(node, at, terms.prover)
         if before is None:
@@ -70,26 +90,27 @@ def read(node: fx.Node, at: Places, terms: Terms) -> None:
         if is_cast(node):
             terms.dtypes.add(tensor(node).dtype)
         terms.nodes.append(node)
-        read(node.args[0], before, terms)
+        read(node.args[0], before, terms, weighed)
     elif node.target is aten.mul.Tensor:
         terms.nodes.append(node)
         for operand in node.args:
             if not isinstance(operand, fx.Node):
                 raise Unclear(f"the rows are weighed twice: {node.name} multiplies them by {operand} too")
-            read(operand, spread(at, operand, terms), terms)
-    elif node.target in (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf):
+            read(operand, spread(at, operand, terms), terms, weighed=True)
+    elif node.target in CHOICES:
         condition, one, other = node.args
         terms.nodes.append(node)
         keeps = is_zero(other)
         if not keeps and not is_zero(one):
             raise Unclear(f"{node.name} chooses between two values that are both not zero")
-        mask(condition, spread(at, condition, terms), keeps, terms)
+        terms.masks.append(mask(condition, spread(at, condition, terms), keeps, terms.prover, weighed))
         kept = one if keeps else other
-        read(kept, spread(at, kept, terms), terms)
+        read(kept, spread(at, kept, terms), terms, weighed)
     elif node.target is aten.masked_fill.Scalar and node.args[2] == 0:
         terms.nodes.append(node)
-        mask(node.args[1], spread(at, node.args[1], terms), False, terms)
-        read(node.args[0], at, terms)
+        dropped = spread(at, node.args[1], terms)
+        terms.masks.append(mask(node.args[1], dropped, False, terms.prover, weighed))
+        read(node.args[0], at, terms, weighed)
     elif (picked := pick(node, at)) is not None:
         terms.nodes.append(node)
         terms.rows.append(picked)
@@ -105,13 +126,19 @@ def spread(at: Places, operand: fx.Node, terms: Terms) -> Places:
     return places
 
 
-def mask(node: fx.Node, at: Places, keeps: bool, terms: Terms) -> None:
-    """Note a mask, its negations undone."""
-    node, at, _ = follow(node, at, terms.prover)
-    while node.target in (aten.logical_not.default, aten.bitwise_not.default):
-        node, at, _ = follow(node.args[0], at, terms.prover)
+def mask(node: fx.Node, at: Places, keeps: bool, prover: Prover, weighed: bool) -> Mask:
+    """A mask, its negations undone."""
+    node, at, _ = follow(node, at, prover)
+    while negates(node):
+        node, at, _ = follow(node.args[0], at, prover)
         keeps = not keeps
-    terms.masks.append(Mask(node, at, keeps))
+    return Mask(node, at, keeps, weighed)
+
+
+def negates(node: fx.Node) -> bool:
+    """Whether a node is true where its input is not; bitwise_not of a number is another number."""
+    bitwise = node.target is aten.bitwise_not.default and tensor(node).dtype == torch.bool
+    return bitwise or node.target is aten.logical_not.default
 
 
 def pick(node: fx.Node, at: Places) -> Leaf | None:

@@ -137,8 +137,8 @@ class Builder:
         if found.zeroing is not None:
             weights = self.emit(aten.mul.Tensor, weights, self.by_choice(found.zeroing))
         rows = found.rows
-        if tensor(rows).dim() == 3:
-            rows = self.emit(aten.view.default, rows, [-1, self.size(tensor(rows).shape[2])])
+        if tensor(rows).dim() != 2:
+            rows = self.emit(aten.view.default, rows, [-1, self.size(tensor(rows).shape[-1])])
         up = self.emit(aten.permute.default, tail.up, [1, 0]) if tail.up_is_transposed else tail.up
         norm = tail.norm
         args = (rows, weights, self.index(), norm.weight, up, tail.shared, norm.eps, tail.group)

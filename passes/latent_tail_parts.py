@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from k3compile.passes.finalize import Finalize
-from k3compile.passes.finalize_axes import REORDER, is_cast, reordered
+from k3compile.passes.finalize_axes import REORDER, is_cast, is_weight_cast, reordered
 from k3compile.passes.graph import op_name, positions, tensor
 from k3compile.passes.lower import ranks_of
 from k3compile.passes.prover import Prover
@@ -205,10 +205,12 @@ def up_step(tail: Tail, prover: Prover) -> None:
             product, f"the up projection runs in {short(used)}, the experts' rows are {short(model)}"
         )
     weight, transposed = product.args[1], product.target is aten.mm.default
-    weight = uncast(weight)
+    if weight is tail.end:
+        raise Stopped(product, "the normed value is multiplied by itself, not by a weight")
+    weight, _ = uncast(weight, model)
     while weight.target in REORDER and tensor(weight).dim() == 2:
         transposed = transposed != (reordered(weight) == [1, 0])
-        weight = uncast(weight.args[0])
+        weight, _ = uncast(weight.args[0], model)
     tail.up, tail.up_is_transposed = weight, transposed
     tail.advance("up projection", product)
 
@@ -242,12 +244,12 @@ def add_step(tail: Tail, group: str | None, prover: Prover) -> None:
 
 def shared_partial(tail: Tail, shared: fx.Node, group: str | None) -> fx.Node:
     """The shared expert's own part of the sum over the latent's group."""
-    inner = uncast(shared)
+    inner, casts = uncast(shared, tensor(tail.finalize.rows).dtype)
     reduce = inner.args[0] if inner.target is WAIT else None
     own = reduce.args[2] if reduce is not None and reduce.target is ALL_REDUCE else None
     if not tail.group:
         sums = own is not None and own == group and tail.lone and reduce.args[1] == "sum"
-        if not sums or len(inner.users) != 1 or len(reduce.users) != 1:
+        if not sums or any(len(node.users) != 1 for node in (reduce, inner, *casts)):
             return shared
         tail.lone += 1
     elif own is None:
@@ -258,10 +260,9 @@ def shared_partial(tail: Tail, shared: fx.Node, group: str | None) -> fx.Node:
     elif own != tail.group or reduce.args[1] != "sum":
         how = f"the shared expert by {reduce.args[1]} over group {own}"
         raise Stopped(reduce, f"the latent is summed over group {tail.group} and {how}")
-    for node in (reduce, inner):
+    for node in (reduce, inner, *casts):
         if len(node.users) != 1:
             raise Stopped(node, f"the sum of the shared expert {node.name} has another reader")
-    casts = [] if inner is shared else [shared]
     tail.nodes += [reduce, inner, *casts]
     return reduce.args[0]
 
@@ -279,11 +280,13 @@ def alone(node: fx.Node, readers: set[fx.Node] | frozenset[fx.Node]) -> None:
             raise Stopped(node, f"{op_name(node)} {node.name} has another reader: {name}")
 
 
-def uncast(node: fx.Node) -> fx.Node:
-    """A weight before it was given the activations' dtype."""
-    while is_cast(node):
+def uncast(node: fx.Node, model: torch.dtype) -> tuple[fx.Node, list[fx.Node]]:
+    """A weight before it was given the activations' dtype, and the casts. One that rounds more stays."""
+    casts = []
+    while is_weight_cast(node, model):
+        casts.append(node)
         node = node.args[0]
-    return node
+    return node, casts
 
 
 def short(dtype: torch.dtype) -> str:

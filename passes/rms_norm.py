@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
-from k3compile.passes.finalize_axes import Places, broadcast, follow, is_cast, whole
+from k3compile.passes.finalize_axes import Places, broadcast, follow, is_cast, is_weight_cast, whole
 from k3compile.passes.graph import arguments, tensor, value
 from k3compile.passes.prover import Prover
 from torch import fx
@@ -70,11 +71,12 @@ def with_gain(node: fx.Node, prover: Prover) -> RmsNorm | None:
     if node.target is not aten.mul.Tensor:
         return None
     at = whole(node, prover)
+    casts = partial(is_weight_cast, model=tensor(node).dtype)
     for unit, gain in (node.args, node.args[::-1]):
         if not isinstance(unit, fx.Node) or not isinstance(gain, fx.Node):
             continue
         places = broadcast(at, tensor(gain).shape, prover)
-        weight, there, _ = (gain, None, []) if places is None else follow(gain, places, prover)
+        weight, there, _ = (gain, None, []) if places is None else follow(gain, places, prover, casts)
         if there != at[-1:] or tensor(unit).dim() != len(at):
             continue
         trail = []

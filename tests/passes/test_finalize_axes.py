@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from k3compile.passes.finalize_axes import broadcast, follow, whole
+from k3compile.passes.finalize_axes import broadcast, follow, no_cast, whole
 from k3compile.passes.graph import tensor
 from traced import result, traced
 
@@ -56,7 +56,7 @@ def test_casts_are_followed_on_request():
     graph, prover = traced(lambda x: x.double().view(3, 5, 7), torch.randn(15, 7), symbolic=False)
     at = whole(result(graph), prover, "tjh")
     assert follow(result(graph), at, prover)[0].op == "placeholder"
-    assert follow(result(graph), at, prover, casts=False)[0].op == "call_function"
+    assert follow(result(graph), at, prover, no_cast)[0].op == "call_function"
 
 
 def test_a_broadcast_operand_has_no_digit_where_it_has_one_element():
