@@ -118,7 +118,7 @@ class Compile:
             self.open(gm)  # a meaning can be differentiated, an op cannot
             if lost := without_gradient(gm):
                 raise ValueError(f"no gradient goes through {lost}: call under torch.no_grad()")
-            return self.hand_on(gm, objection)
+            return self.hand_on(gm, objection, guarded=True)
         try:
             compiled = self.compile_or_step_back()
         except Exception as error:  # whatever it is, it goes on; what can be run again is written first
@@ -272,10 +272,21 @@ class Compile:
         if closed:
             self.notes.append(f"cannot be opened: {', '.join(closed)}")
 
-    def hand_on(self, gm: fx.GraphModule, reason: str) -> tuple[Callable[..., Any], report.Report]:
-        """What the inner compiler alone makes of ``gm``."""
-        if self.inner == "inductor":
-            compiled = torch_private.compile_with_inductor(gm, self.inputs, dict(self.options.inductor))
+    def hand_on(
+        self, gm: fx.GraphModule, reason: str, guarded: bool = False
+    ) -> tuple[Callable[..., Any], report.Report]:
+        """What the inner compiler alone makes of ``gm``; guarded: nothing that Inductor computes wrongly."""
+        patches = dict(self.options.inductor)
+        if self.inner == "inductor" and guarded:
+            try:
+                copy = torch_private.clone_dynamo_graph(gm)
+                compiled = inner.inductor(copy, self.inputs, None, f"{self.name} guard", patches)
+            except inner.UnsafeForInductor as error:
+                self.notes.append(f"compiled with aot_eager: {error}")
+                self.inner = "aot_eager"
+                compiled = inner.other("aot_eager", gm, self.inputs)
+        elif self.inner == "inductor":
+            compiled = torch_private.compile_with_inductor(gm, self.inputs, patches)
         elif islands.compiler_of(self.inner):
             compiled = inner.other("aot_eager", gm, self.inputs)
             self.notes.append("no islands are taken of a graph without passes: compiled with aot_eager")
@@ -318,6 +329,8 @@ class Compile:
         """What the report says of a graph that the inner compiler gets as it came."""
         if not self.passes_ran or self.opened or not self.records or not nothing_for_us(self.records):
             return ""
+        if any(record.body for record in self.records):
+            return ""  # there are two bodies, which is not what it came as
         return f"nothing here for k3, so it is what {self.inner} alone makes of it"
 
     def state_of(self, name: str) -> str:
@@ -336,11 +349,16 @@ class Compile:
 
 
 def training_objection(gm: fx.GraphModule) -> str | None:
-    """Why a graph is for training, or None: then some output wants a gradient."""
+    """Why a graph is for training, or None: an output, or what is left in an input, wants a gradient."""
     (output,) = gm.graph.find_nodes(op="output")
-    values = [node.meta.get("example_value") for node in output.all_input_nodes]
-    if any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
-        return "an output requires a gradient; call under torch.no_grad() or torch.inference_mode()"
+    advice = "call under torch.no_grad() or torch.inference_mode()"
+    results = [node.meta.get("example_value") for node in output.all_input_nodes]
+    if any(isinstance(v, torch.Tensor) and v.requires_grad for v in results):
+        return f"an output requires a gradient; {advice}"
+    if torch.is_grad_enabled():
+        given = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+        if any(isinstance(v, torch.Tensor) and v.grad_fn is not None for v in given):  # Dynamo wrote into it
+            return f"an input is written with what requires a gradient, or is computed from it; {advice}"
     return None
 
 

@@ -233,6 +233,13 @@ def test_a_graph_with_two_bodies_is_another_artifact():
     assert one != two
 
 
+def test_a_graph_with_two_bodies_is_not_said_to_be_what_the_inner_compiler_alone_makes():
+    calls = Calls(lambda x, i: x.index_select(0, i), "L['x']:0,L['i']:0", inner="aot_eager")
+    calls(table(), annotate_range(torch.arange(2, 5), 2, 5))  # returned, so it has to be a copy (R4)
+    assert report.latest().applied("contiguous_views") == 0
+    assert report.latest().reason == ""
+
+
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("inner", INNERS)
 def test_ranges_are_used_where_dynamo_may_break_its_graph_too(bodies, inner, dynamic):
