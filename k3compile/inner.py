@@ -36,32 +36,43 @@ class UnsafeForInductor(RuntimeError):
 
 
 class AtenPasses(CustomInferenceAwareGraphPass):
-    """Our passes as Inductor calls them, before its own. ``name`` is for its caches; None: no caching."""
+    """Our passes as Inductor calls them, before its own. ``name`` is for its caches; None: no caching.
 
-    def __init__(self, optimise: Optimise, name: str | None) -> None:
+    Without ``optimise`` only the guard against what Inductor computes wrongly, for training graphs too.
+    """
+
+    def __init__(self, optimise: Optimise | None, name: str | None) -> None:
         self.optimise, self.name = optimise, name
         self.refused: UnsafeForInductor | None = None
 
     def __call__(self, graph: fx.Graph, is_inference: bool) -> None:
-        if not is_inference:
+        if self.optimise is not None and not is_inference:
             return
         if views := unsafe_views(graph):
-            self.refused = UnsafeForInductor(
+            self.refuse(
                 f"{', '.join(views)} is a strided view at a data-dependent offset; Inductor would write "
                 "at the start of the tensor instead"
             )
-            raise self.refused
-        self.optimise(graph.owning_module)
+        if self.optimise is not None:
+            self.optimise(graph.owning_module)
         if found := hazards(graph):
-            self.refused = UnsafeForInductor(f"{'; '.join(found)}: Inductor {VERSION} may compute that wrongly")
-            raise self.refused
+            self.refuse(f"{'; '.join(found)}: Inductor {VERSION} may compute that wrongly")
+
+    def refuse(self, why: str) -> None:
+        """Raise, and remember: Inductor wraps what is raised."""
+        self.refused = UnsafeForInductor(why)
+        raise self.refused
 
     def uuid(self) -> str | None:
         return self.name
 
 
 def inductor(
-    gm: fx.GraphModule, inputs: Sequence[Any], optimise: Optimise, name: str | None, patches: dict[str, Any]
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    optimise: Optimise | None,
+    name: str | None,
+    patches: dict[str, Any],
 ) -> Callable[..., Any]:
     """Compile with Inductor. Raises UnsafeForInductor before any wrong code is made."""
     passes = AtenPasses(optimise, name)

@@ -47,6 +47,27 @@ def test_what_our_rewrite_would_make_a_hazard_is_kept_from_inductor_too():
     assert "reads a copy of what it writes" in report.latest().notes[0]
 
 
+def test_a_graph_for_training_is_guarded_too():
+    """Inductor saves for the backward what it has zeroed by then: the gradient would be zero."""
+
+    def scattered_then_zeroed(x, y, w):
+        z = torch.slice_scatter(x, y[:2], 0, 1, 3)
+        x.zero_()
+        return z * w
+
+    def gradient(fn):
+        x, w = torch.arange(16.0).view(4, 4), torch.full((4, 4), 2.0, requires_grad=True)
+        fn(x, -x - 1, w).sum().backward()
+        return w.grad
+
+    torch._dynamo.reset()
+    got = gradient(torch.compile(scattered_then_zeroed, backend="k3"))
+    assert torch.equal(got, gradient(scattered_then_zeroed))
+    made = report.latest()
+    assert (made.inner, made.status) == ("aot_eager", "handed on")
+    assert "may compute that wrongly" in made.notes[0]
+
+
 @pytest.mark.slow
 def test_inductor_alone_still_gets_them_wrong():
     wrong = [fn.__name__ for fn in WRONG if not agrees(fn, "inductor")]
