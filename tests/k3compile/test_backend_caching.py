@@ -206,11 +206,33 @@ print(json.dumps([made.status, made.key, found["autograd_cache_hit"],
 """
 
 
-def process(folder, **environment):
-    """Start PROGRAM; its output is read by :func:`answer`."""
+TWO_BODIES = """
+import json, torch
+import k3compile, k3compile.kernels
+from torch._dynamo.utils import counters
+from k3compile import report
+
+def moved(x, w, i, j):
+    y = torch.ops.k3.rms_norm(x, w, 1e-5).index_select(0, i) * 2
+    return torch.zeros_like(x).index_copy_(0, j, y)
+
+x, w, rows = torch.randn(4, 8), torch.randn(8), ((1, 3), (2, 4))
+given = [k3compile.annotate_range(torch.arange(*r), *r) for r in rows]
+fn = torch.compile(moved, backend="k3", fullgraph=True, dynamic=False)
+with torch.no_grad():
+    for indices in (given, [torch.tensor([3, 0]), torch.tensor([1, 2])]):
+        torch.testing.assert_close(fn(x, w, *indices), moved(x, w, *indices))
+made, found = report.latest(), counters["aot_autograd"]
+print(json.dumps([made.status, made.key, found["autograd_cache_hit"], found["autograd_cache_miss"],
+                  [r.to_json() for r in made.remarks], [list(g) for g in made.graphs]]))
+"""
+
+
+def process(folder, program=PROGRAM, **environment):
+    """Start ``program``; its output is read by :func:`answer`."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     )
 
 
@@ -228,3 +250,11 @@ def test_processes_agree_whatever_their_hash_seed_and_fill_one_cache_together(tm
     assert first[1] == second[1] == key
     assert first[3:] == second[3:] == [remarks, graphs]
     assert [p.name for p in (tmp_path / "k3").glob("*.json*")] == [f"{key}.json"]
+
+
+def test_both_bodies_of_a_graph_are_found_again_whatever_the_hash_seed(tmp_path):
+    first = answer(process(tmp_path, TWO_BODIES, PYTHONHASHSEED="0"))
+    assert first[:1] + first[2:4] == ["compiled", 0, 2]
+    together = [process(tmp_path, TWO_BODIES, PYTHONHASHSEED=seed) for seed in ("77", "4242")]
+    for again in map(answer, together):
+        assert again == ["cached", first[1], 2, 0, *first[4:]]
