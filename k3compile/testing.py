@@ -76,7 +76,7 @@ def assert_same_graph(
 
 def stripped(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     """A snapshot without what changes from run to run and place to place."""
-    gone = ("source", "module", "from", "was", "replaces")
+    gone = ("input", "source", "module", "from", "was", "replaces")
     nodes = [{k: v for k, v in n.items() if k not in gone} | {"source": None} for n in snapshot["nodes"]]
     kept = ("schema", "level", "symbols", "edges")
     return {k: snapshot[k] for k in kept} | {"nodes": nodes}

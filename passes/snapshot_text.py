@@ -29,7 +29,8 @@ def line(node: Mapping[str, Any], names: Mapping[int, str]) -> str:
     kwargs = [f"{k}={spell(v, names)}" for k, v in node["kwargs"].items()]
     arguments = ", ".join([*(spell(a, names) for a in node["args"]), *kwargs])
     if node["op"] == "placeholder":
-        return f"{names[node['id']]}: {shape_text(node['value'])}"
+        called = f"  # {node['input']}" if node.get("input") else ""
+        return f"{names[node['id']]}: {shape_text(node['value'])}{called}"
     if node["op"] == "output":
         return f"return {arguments}"
     head = f"{names[node['id']]}: {shape_text(node['value'])} = {node['target']}({arguments})"

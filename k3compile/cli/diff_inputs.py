@@ -76,9 +76,8 @@ def within(
     whole = (before, after) == ("aten", "final")
     part = one if whole else replace(one, stages=one.stages[first : last + 1])
     found = compare(old.snapshot, new.snapshot, ignore)
-    return Comparison(
-        name, times, found, part, len(part.stages) > 1, one.generated if after == "final" else {}
-    )
+    made = one.generated if after == "final" else {}
+    return Comparison(name, times, found, part, len(part.stages) > 1, made, tuple(ignore))
 
 
 def paired(left: list, right: list, a: Path, b: Path | None) -> list:
@@ -94,7 +93,7 @@ def paired(left: list, right: list, a: Path, b: Path | None) -> list:
 
 
 def is_checkpoint(path: Path) -> bool:
-    return path.name == "config.json" or (path / "config.json").is_file()
+    return path.name.endswith("config.json") or (path / "config.json").is_file()
 
 
 def graphs(path: Path, disable: list[str], inner: str | None = None) -> list[tuple[str, int, Timeline]]:

@@ -29,19 +29,35 @@ def rendered(
         return (
             json.dumps(data[0] if len(data) == 1 else {"schema": "k3diffs/1", "diffs": data}, indent=1) + "\n"
         )
+    if format == "html":
+        return as_page(found, sizes)
     if len(found) > 1:
         names = ", ".join(one.name for one in found)
         raise ValueError(f"--format {format} shows one graph, there are {len(found)}: {names}")
     (one,) = found
-    if format == "html":
-        from ..graphdiff.render_html import html
-
-        return html(one.timeline.to_json() if one.stepwise else one.diff.to_json())
     if format == "onnx":
         from ..graphdiff.onnx_graph import diff_to_onnx
 
         return diff_to_onnx(one.diff.to_json()).SerializeToString()
     return RENDERERS[format](one.diff)
+
+
+def as_page(found: list[Comparison], sizes: Mapping[str, int]) -> str:
+    """One page for all graphs, each stage by stage where passes ran."""
+    from ..graphdiff.render_html import html_of_several
+
+    graphs = []
+    for one in found:
+        data = one.timeline.to_json() if one.stepwise else one.diff.to_json()
+        if one.stepwise and one.ignore:
+            told = [None, *(step for _, step, _ in render_text.steps(one.timeline, one.ignore))]
+            changes = [step and {k: step.to_json()[k] for k in ("pairs", "changes")} for step in told]
+            data["stages"] = [stage | {"delta": delta} for stage, delta in zip(data["stages"], changes)]
+        if not one.stepwise:
+            data["costs"] = dict(zip(("before", "after"), (side.to_json() for side in priced(one))))
+        data |= {"generated": one.generated, "sizes": known_sizes(priced(one)[1], sizes)}
+        graphs.append((one.name, one.times, data))
+    return html_of_several(graphs)
 
 
 def as_text(found: list[Comparison], sizes: Mapping[str, int], stream: IO | None) -> str:

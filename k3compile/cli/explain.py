@@ -29,21 +29,26 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Say for every site of every pass whether it was rewritten, with the proofs or the reason."""
+    from ..features import nearest
     from ..options import CompileOptions, read_switches
+    from .graph_files import check_model
 
     read_switches()  # a mistake in them is told here, not by a compile that fails
     names = passes_by_name()
     if pass_name is not None and pass_name not in names:
-        raise ValueError(f"--pass is {pass_name!r}; passes: {', '.join(names)}")
+        hint = nearest(pass_name, names)
+        raise ValueError(f"--pass is {pass_name!r}{hint}; passes: {', '.join(names)}")
     if not Path(target).exists():
         if target not in names:
             raise ValueError(
-                f"{target!r} is neither a folder, a report nor a pass; passes: {', '.join(names)}"
+                f"{target!r} is neither a folder, a report nor a pass{nearest(target, names)}; "
+                f"passes: {', '.join(names)}"
             )
         return explain_pass(target, names[target], as_json)
 
     if reports := reports_in(Path(target)):
         return explain_reports(reports, pass_name, as_json)
+    check_model(Path(target), "a report")
 
     from ..kinds import compile_kinds
     from ..runtime.config import K3Config

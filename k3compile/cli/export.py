@@ -78,8 +78,14 @@ def text(path: Path, kind: str, stage: str | None) -> str:
 
         before, after = sides(path, stage)
         return RENDERERS[kind](diff(before or after, after))
+    from .graph_files import graphs_in, is_dump
+
     if stage:
         raise ValueError("--stage goes with --to onnx, mermaid or dot; a page and a timeline hold every pass")
+    if kind == "html" and is_dump(path) and len(found := graphs_in(path)) > 1:
+        from ..graphdiff.render_html import html_of_several
+
+        return html_of_several([(one["graph"], 1, one) for one in found], title=path.resolve().name)
     data = graph_at(path)
     if kind == "json":
         return json.dumps(data, indent=1) + "\n"

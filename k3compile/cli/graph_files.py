@@ -29,6 +29,21 @@ def schema_of(path: Path) -> str | None:
     return schema if isinstance(schema, str) else None
 
 
+def check_model(path: Path, else_allowed: str) -> None:
+    """Raise ValueError, in one line, for a file or folder that cannot be a model's configuration."""
+    wanted = f"give a checkpoint's folder, its config.json, or {else_allowed}"
+    if path.is_dir():
+        if is_dump(path):
+            raise ValueError(f"{path} was written by K3_DUMP: `k3 diff {path}` tells what the passes did")
+        return  # what a folder lacks is told by what reads it
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path} is not JSON: {wanted}") from None
+    if not isinstance(value, dict) or "model_type" not in value:
+        raise ValueError(f"{path} is JSON, but no configuration of a model (no model_type): {wanted}")
+
+
 def is_dump(path: Path) -> bool:
     """Whether K3_DUMP wrote here: the folder of one graph, or the one above."""
     return path.is_dir() and any(True for pattern in ("", "*/") for _ in path.glob(f"{pattern}*.before.json"))

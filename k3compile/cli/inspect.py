@@ -29,10 +29,12 @@ def inspect(
 
     Of a graph, a diff, a timeline or a K3_DUMP folder: nodes by op, symbols, shared storages, passes.
     """
-    from .graph_files import is_dump, schema_of
+    from .graph_files import check_model, is_dump, schema_of
 
     if is_dump(path) or schema_of(path):
         return inspect_graphs(path, as_json)
+    if path.exists():
+        check_model(path, "a graph, a diff, a timeline or a K3_DUMP folder")
     found = examined(path)
     if as_json:
         print(json.dumps(found, indent=2))

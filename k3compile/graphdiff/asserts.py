@@ -77,8 +77,8 @@ class Result:
 
 def read_budget(path: Path) -> Budget:
     """A budget file. Raises ValueError naming every line that is no limit, and the nearest quantity."""
-    raw = path.read_text()
     try:
+        raw = path.read_text(encoding="utf-8")
         data = tomllib.loads(raw) if path.suffix == ".toml" else json.loads(raw)
     except ValueError as error:
         raise ValueError(
@@ -96,7 +96,7 @@ def read_budget(path: Path) -> Budget:
         except ValueError as error:
             wrong.append(str(error))
     if not isinstance(at, dict) or not all(type(v) is int for v in at.values()):
-        wrong.append(f"at is {at!r}; expected symbols and numbers, for instance s0 = 64")
+        wrong.append(f'at is {at!r}; expected sizes and numbers, for instance "p.0" = 64')
     if wrong:
         raise ValueError(f"{path}: " + "; ".join(wrong))
     return Budget(tuple(limits), path.parent / same_as if same_as else None, at)

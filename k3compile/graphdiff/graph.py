@@ -12,6 +12,7 @@ from typing import Any
 
 SCHEMA = "k3graph/1"
 KEYS = ("id", "name", "op", "target", "args", "kwargs", "value")
+WHOLE = ("level", "symbols", "edges")
 MARK = ("node",)
 REDUCES = "k3.latent_tail"  # its last argument names a group; none: no reduce
 COLLECTIVES = ("_c10d_functional.", "_c10d_functional_autograd.", "c10d_functional.", "c10d.", "distributed.")
@@ -151,3 +152,5 @@ def check(data: Any) -> None:
             raise ValueError(f"not a graph snapshot: node {number} has args or kwargs of the wrong type")
     if len({n["id"] for n in nodes}) != len(nodes):
         raise ValueError("not a graph snapshot: two nodes have the same id")
+    if missing := [key for key in WHOLE if key not in data]:
+        raise ValueError(f"not a whole graph snapshot: it lacks {', '.join(missing)}; write it again")

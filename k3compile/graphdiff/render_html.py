@@ -1,6 +1,7 @@
 """A timeline, a diff or one graph as a single HTML file that needs no network and no server.
 
     k3timeline/1 | k3diff/1 | k3graph/1  ->  {"snapshots": [graph, ...], "stages": [stage, ...]}  ->  html
+    [(name, layers, any of these), ...]  ->  {"graphs": [{"name", "layers", ...}, ...]}           ->  html
 
 A stage names its graph by number, so that a pass that changed nothing costs nothing, and carries the delta
 from the stage before. Names and sources are untrusted: the page sets text, never markup, the data lie in a
@@ -32,6 +33,18 @@ def html(data: Mapping[str, Any], title: str = "") -> str:
         raise ValueError(f"no page for schema {schema!r}: give one of {', '.join(READERS)}")
     content = READERS[schema](data)
     return page(title or content.pop("title"), content)
+
+
+def html_of_several(graphs: Sequence[tuple[str, int, Mapping[str, Any]]], title: str = "") -> str:
+    """One page for several graphs, chosen in a list at the top: (name, layers that are like it, value)."""
+    if len(graphs) == 1:
+        return html(graphs[0][2], title)
+    contents = []
+    for name, layers, data in graphs:
+        if data.get("schema") not in READERS:
+            raise ValueError(f"no page for schema {data.get('schema')!r}: give one of {', '.join(READERS)}")
+        contents.append({**READERS[data["schema"]](data), "name": name, "layers": layers})
+    return page(title or f"{len(graphs)} graphs", {"graphs": contents})
 
 
 def page(title: str, content: Mapping[str, Any]) -> str:
@@ -79,13 +92,19 @@ def of_diff(diff: Mapping[str, Any]) -> dict[str, Any]:
     after = {"name": "after", "snapshot": diff["after"], "cost": costs.get("after"), "delta": delta}
     changes = len(diff["changes"])
     words = "the graphs are the same" if not changes else f"{changes} change{'s' * (changes > 1)}"
-    return of_stages("graph diff", words, [before, after])
+    return of_stages("graph diff", words, [before, after]) | extras(diff)
 
 
 def of_timeline(timeline: Mapping[str, Any]) -> dict[str, Any]:
     """A graph through its passes."""
     stages = timeline["stages"]
-    return of_stages(f"graph {timeline['graph']}", f"{len(stages) - 1} passes", stages)
+    words = f"{len(stages) - 1} pass{'es' * (len(stages) != 2)}"
+    return of_stages(f"graph {timeline['graph']}", words, stages) | extras(timeline)
+
+
+def extras(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What else the page shows where it is given: counts of generated code, and the sizes to start with."""
+    return {key: dict(data[key]) for key in ("generated", "sizes") if data.get(key)}
 
 
 def of_stages(title: str, subtitle: str, stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

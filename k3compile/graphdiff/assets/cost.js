@@ -70,6 +70,7 @@ function costPart(before, after, symbols, again) {
   const used = Object.keys(symbols).filter((s) => formulas.some((k) => new RegExp(`\\b${s}\\b`).test(`${after[k]} ${before ? before[k] : ""}`)));
   for (const s of used) if (!(s in sizes)) sizes[s] = Math.max(symbols[s].min || 0, 64);
   const parts = [make("h3", {}, "cost, estimated before fusion")];
+  const last = data.stages[data.stages.length - 1];
   if (used.length) parts.push(make("div", { id: "sizes" }, "at ", ...used.map((s) => sizeField(s, (after.symbols || {})[s], again))));
   const table = make("table", { id: "cost" }, make("tr", {}, make("th", {}, ""), ...(before ? [make("th", { class: "number" }, "before")] : []), make("th", { class: "number" }, before ? "after" : ""), ...(before ? [make("th", { class: "number" }, "change")] : [])));
   for (const key of quantities) {
@@ -78,15 +79,27 @@ function costPart(before, after, symbols, again) {
     table.append(make("tr", {}, make("th", {}, key.replaceAll("_", " ")), ...cells.map((c) => make("td", { class: "number" }, c))));
   }
   parts.push(table);
+  if (data.generated && after === last.cost) parts.push(...codePart(data.generated));
   if (formulas.length) parts.push(make("details", {}, make("summary", {}, "formulas"), ...formulas.map((k) => formula(k, before && String(before[k]), String(after[k])))));
   return parts;
+}
+
+// What the inner compiler's code really launches and allocates: of the whole graph, so beside its last stage.
+function codePart(generated) {
+  const after = generated.after || {}, before = generated.before || null, number = { class: "number" };
+  const head = make("tr", {}, make("th", {}, ""), ...(before ? [make("th", number, "no passes")] : []), make("th", number, before ? "all passes" : ""), ...(before ? [make("th", number, "change")] : []));
+  const rows = Object.keys(after).map((key) => {
+    const cells = before ? [amount(before[key], key), amount(after[key], key), change(before[key], after[key], key)] : [amount(after[key], key)];
+    return make("tr", {}, make("th", {}, key), ...cells.map((c) => make("td", number, c)));
+  });
+  return [make("h3", {}, "counted in the generated code"), make("table", { id: "code" }, head, ...rows)];
 }
 
 function sizeField(symbol, meaning, again) {
   const input = make("input", { type: "number", min: "0", value: sizes[symbol], "aria-label": `${symbol}${meaning ? ", " + meaning : ""}` });
   input.addEventListener("change", () => { sizes[symbol] = Math.max(0, Math.floor(Number(input.value) || 0)); again(symbol); });
   input.dataset.symbol = symbol;
-  return make("label", { title: meaning || "" }, make("code", {}, symbol), input);
+  return make("label", {}, make("code", {}, symbol), meaning ? make("span", { class: "soft" }, ` ${meaning}`) : "", input);
 }
 
 const formula = (key, before, after) => make("p", {}, make("b", {}, key.replaceAll("_", " ") + " "), make("code", {}, before === null || before === after ? after : `${before}  →  ${after}`));

@@ -23,7 +23,7 @@ function spelled(value, side, step) {
 }
 
 function listed_args(node, side, step) {
-  if (node.op === "placeholder") return ["an input of the graph"];
+  if (node.op === "placeholder") return [node.input ? `the input ${node.input}` : "an input of the graph"];
   const parts = [...node.args.map((v) => spelled(v, side, step)), ...Object.entries(node.kwargs).map(([k, v]) => [k + "=", ...spelled(v, side, step)])];
   return parts.length ? parts.flatMap((p, i) => (i ? [", ", ...p] : p)) : ["none"];
 }

@@ -50,7 +50,7 @@ function makeRows(before, after, delta) {
     const row = { index: rows.length, b, a, kind: found ? found.kind : missing, detail: found ? found.detail : "", group: found ? found.group : null };
     const node = a || b;
     row.shape = shapeText(node.value);
-    row.text = [node.name, node.target, row.shape, node.source || "", node.module || "", (node.from || []).join(" "), b && a ? b.name + " " + b.target : ""].join(" ").toLowerCase();
+    row.text = [node.name, node.target, node.input || "", row.shape, node.source || "", node.module || "", (node.from || []).join(" "), b && a ? b.name + " " + b.target : ""].join(" ").toLowerCase();
     if (b) rowOf.set("b" + b.id, row);
     if (a) rowOf.set("a" + a.id, row);
     rows.push(row);

@@ -1,7 +1,8 @@
 // The page: which stage and which node are looked at, and everything that follows from the two.
 const started = performance.now();
 const $ = (id) => document.getElementById(id);
-const data = JSON.parse($("data").textContent);
+const whole = JSON.parse($("data").textContent), graphs = whole.graphs || [whole];
+let data = graphs[0];
 const ROW = 24, OVERSCAN = 8, HUES = [212, 28, 142, 284, 52, 340, 178, 0, 248, 96];
 const state = { stage: 0, row: null, kind: "all", opened: new Set(), shown: [], steps: [], theme: null };
 
@@ -45,10 +46,32 @@ function buildStrip() {
     $("strip").append(button);
   });
   $("slider").max = data.stages.length - 1;
+  $("passes").hidden = data.stages.length < 2;
+}
+
+function listenToStrip() {
   $("slider").addEventListener("input", () => goto(Number($("slider").value)));
   $("previous").addEventListener("click", () => goto(state.stage - 1));
   $("next").addEventListener("click", () => goto(state.stage + 1));
-  if (data.stages.length < 2) $("passes").hidden = true;
+}
+
+// ---- which of several graphs is looked at
+function buildGraphs() {
+  $("graphs").hidden = graphs.length < 2;
+  graphs.forEach((one, i) => $("graphs").append(make("option", { value: i }, `${one.name}${one.layers > 1 ? ` ×${one.layers}` : ""}`)));
+  $("graphs").addEventListener("change", () => open(Number($("graphs").value)));
+}
+
+function open(index) {
+  data = graphs[index];
+  Object.assign(state, { row: null, kind: "all", steps: [] });
+  for (const symbol of Object.keys(sizes)) delete sizes[symbol];
+  Object.assign(sizes, data.sizes || {});
+  $("subtitle").textContent = data.subtitle;
+  $("strip").replaceChildren(); $("search").value = "";
+  buildStrip();
+  const first = data.stages.findIndex((s) => s.delta && s.delta.changes.length);
+  goto(first < 0 ? 0 : first);
 }
 
 function goto(index) {
@@ -109,7 +132,7 @@ function line(row, at) {
   const node = row.a || row.b, picked = row === state.row;
   const dots = make("span", { class: "dots" }, row.storage === null || row.storage === undefined ? "" : "s" + row.storage);
   if (stepOf(state.stage).families.has(row.storage)) dots.style.borderLeftColor = hue(row.storage);
-  const target = node.op === "placeholder" ? "input" : node.op === "output" ? "return" : node.target;
+  const target = node.op === "placeholder" ? node.input || "input" : node.op === "output" ? "return" : node.target;
   const element = make("div", { class: `row ${row.kind}`, role: "option", id: "row" + row.index, "aria-selected": picked, "aria-label": `${row.kind === "same" ? "" : row.kind + " "}${node.name} ${target} ${row.shape}`, onclick: () => select(row) },
     make("span", { class: "mark", title: row.kind === "same" ? "" : row.kind }, MARKS[row.kind]), make("span", { class: "name", title: node.name }, node.name), make("span", { class: "op", title: target }, target),
     make("span", { class: "soft shape", title: row.shape }, row.shape), dots, make("span", { class: "soft source", title: node.source || "" }, (node.source || "").split("/").pop()));
@@ -176,12 +199,11 @@ function printable() {
 }
 
 function start() {
-  $("subtitle").textContent = data.subtitle;
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   setTheme(scheme.matches);
   scheme.addEventListener("change", (e) => { if (state.theme === null) { setTheme(e.matches); paint(); } });
   $("theme").addEventListener("click", () => { state.theme = document.documentElement.dataset.theme !== "dark"; setTheme(state.theme); paint(); });
-  buildStrip();
+  buildGraphs(); listenToStrip();
   $("search").addEventListener("input", () => { const t = performance.now(); $("list").scrollTop = 0; refresh(); document.documentElement.dataset.searched = (performance.now() - t).toFixed(2); });
   $("fold").addEventListener("change", refresh);
   $("alias").addEventListener("change", () => $("list").classList.toggle("alias", $("alias").checked));
@@ -189,8 +211,7 @@ function start() {
   document.addEventListener("keydown", keys);
   addEventListener("resize", () => { paint(); showDetail(); });
   addEventListener("beforeprint", printable);
-  const first = data.stages.findIndex((s) => s.delta && s.delta.changes.length);
-  goto(first < 0 ? 0 : first);
+  open(0);
   document.documentElement.dataset.ready = (performance.now() - started).toFixed(1);
 }
 start();

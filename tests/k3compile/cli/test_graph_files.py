@@ -5,7 +5,7 @@ import json
 import pytest
 from made_graphs import layered
 
-from k3compile.cli.graph_files import graphs_in, is_dump, one_graph, schema_of
+from k3compile.cli.graph_files import check_model, graphs_in, is_dump, one_graph, schema_of
 from k3compile.dump import dumper
 
 
@@ -100,3 +100,28 @@ def test_a_torn_dump_is_named(tmp_path):
     (tmp_path / "g1" / "00-canonicalize.after.json").unlink()
     with pytest.raises(ValueError, match=r"lacks 00-canonicalize.after.json: the dump is not whole"):
         graphs_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xb0\x01", "is not JSON: give a checkpoint's folder, its config.json, or a report"),
+        (b"", "is not JSON"),
+        (b"[1]", "is JSON, but no configuration of a model (no model_type): give"),
+        (b'{"a": 1}', "is JSON, but no configuration of a model (no model_type): give"),
+    ],
+)
+def test_a_file_that_is_no_model_is_told_in_one_line(tmp_path, content, said):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(ValueError, match="x[.]json") as told:
+        check_model(tmp_path / "x.json", "a report")
+    assert said in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_dump_that_is_taken_for_a_model_leads_to_the_diff(tmp_path):
+    dump(tmp_path, "g1")
+    with pytest.raises(ValueError, match="was written by K3_DUMP: `k3 diff "):
+        check_model(tmp_path, "a report")
+    (tmp_path / "config.json").write_text('{"model_type": "kimi"}')
+    check_model(tmp_path / "config.json", "a report")

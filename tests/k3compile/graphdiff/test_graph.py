@@ -21,6 +21,7 @@ X = node(0, "placeholder", "x", value=tensor(0))
             graph([{**X, "args": None}]) if False else {"schema": "k3graph/1", "nodes": [X | {"args": 3}]},
             "wrong type",
         ),
+        ({"schema": "k3graph/1", "nodes": []}, "it lacks level, symbols, edges; write it again"),
     ],
 )
 def test_what_is_no_snapshot_is_refused_with_what_it_is(data, said):

@@ -11,7 +11,7 @@ import torch
 from k3compile.passes.snapshot import snapshot
 from made_graphs import layered, timeline
 
-from k3compile.graphdiff.render_html import html
+from k3compile.graphdiff.render_html import html, html_of_several
 
 pytestmark = pytest.mark.browser
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -318,3 +318,22 @@ def test_nothing_moves_once_it_is_drawn(visit):
     page = visit(html(timeline(40)))
     shift = page.evaluate(SHIFTS)
     assert shift < 0.01
+
+
+def test_several_graphs_are_chosen_at_the_top_each_with_its_own_sizes_and_generated_code(visit):
+    one = timeline(3)
+    code = {"before": {"launches": 9}, "after": {"launches": 6}}
+    page = visit(html_of_several([("kda", 69, one | {"generated": code}), ("mla", 24, timeline(2))]))
+    assert page.locator("#graphs option").all_inner_texts() == ["kda ×69", "mla ×24"]
+    before = page.inner_text("#count")
+    page.locator("#strip button").last.click()
+    assert "launches\t9\t6" in page.inner_text("#code")
+    page.select_option("#graphs", "1")
+    assert page.inner_text("#count") != before
+    assert page.locator("#strip button").count() == len(timeline(2)["stages"])
+    page.locator("#strip button").last.click()
+    assert page.locator("#code").count() == 0
+
+
+def test_one_graph_has_no_list_of_graphs(visit):
+    assert not visit(html(timeline(2))).is_visible("#graphs")
