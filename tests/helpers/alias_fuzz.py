@@ -7,20 +7,21 @@
 
     python tests/helpers/alias_fuzz.py aot_eager 1234        runs program 1234 again and makes it small
 
-The programs are those of alias_programs and more: strided views at data-dependent offsets, gather and
-scatter, several spellings of one write, test ops and k3 ops that write their arguments.
+alias_writer draws the programs.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from alias_programs import RANGES, ROWS, WIDTH, Writer, program
+from alias_programs import program
+from alias_writer import CALLS, Program, arguments, written
 from k3compile.passes import in_place
 from k3compile.passes.graph import remove_dead, storage_id, tensor
 from k3compile.passes.pipeline import ATEN_PASSES
@@ -35,147 +36,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from k3compile import kernels  # noqa: F401  (declares the ops)
 
+FRESH = int(os.environ.get("PYTEST_XDIST_TESTRUNUID", "")[:7] or "0", 16) or random.randrange(10**8)  # a run
 DEPTHS = ("functional", "aot_eager", "inductor")
 FULL = {"functional": 20_000, "aot_eager": 500, "inductor": 40}
-HEADER = """def program(a, b, pools, spans, pick, cu):
-    n0, n1, k = spans[0].item(), spans[1].item(), spans[2].item()
-    torch._check(n0 >= 0)
-    torch._check(n0 <= n1)
-    torch._check(n1 <= 8)
-    torch._check(k >= 0)
-    torch._check(k <= 5)
-"""
-CALLS = [(2, 5, 1), (0, 0, 0), (8, 8, 5), (3, 3, 3), (0, 8, 2), (1, 6, 4)]  # n0, n1, k
-
-
-class FuzzWriter(Writer):
-    """Programs over everything our passes look at. ``pools`` is [2, 3, WIDTH], the windows of short_conv."""
-
-    KINDS = [
-        "gather",
-        "gather",
-        "scatter",
-        "scatter",
-        "put",
-        "assign",
-        "scale",
-        "custom",
-        "view",
-        "pure",
-        "clone",
-        "strided",
-        "strided",
-        "strided_custom",
-        "convolve",
-        "gather2",
-        "scatter2",
-        "slice_scatter",
-        "add_at",
-        "column",
-        "pool_row",
-    ]
-
-    def put(self, new: str) -> None:
-        start, end, length = self.range(used=True)
-        base, rows, index = self.any("8"), self.any(length), self.index(start, end)
-        how = self.rng.choice(
-            ["{b}[{i}] = {r} * 1", "{b}.index_put_(({i},), {r} + 0)", "torch.index_put({b}, ({i},), {r})"]
-        ).format(b=base, i=index, r=rows)
-        if how.startswith("torch"):
-            self.line(how, new, "8")
-        else:
-            self.line(how)
-
-    def strided(self, new: str) -> None:
-        base = self.any("8")
-        how = self.rng.choice(["narrow(0, k, 3)", "t().narrow(1, k, 3).t()", "narrow(0, k, 3).flip(0)"])
-        self.line(f"{base}.{how}", new, "3", None if "flip" in how else self.owner[base])
-
-    def strided_custom(self, new: str) -> None:
-        rows, target = self.any("3"), self.any("8")
-        if rows in self.length and self.owner[rows] != self.owner[target]:
-            view = self.rng.choice(["narrow(0, k, 3)", "t().narrow(1, k, 3).t()", "narrow(0, 2, 3)"])
-            self.line(f"torch.ops.k3test.rev_into({rows}, {target}.{view})")
-
-    def convolve(self, new: str) -> None:
-        length = self.rng.choice(["8", "3"])
-        rows, slot = self.any(length), self.rng.choice([0, 1])
-        cu = "cu[0]" if length == "8" else "cu[1]"
-        slots = f"pick[{slot}:{slot + 1}] % 2"
-        self.line(
-            f"torch.ops.k3.short_conv({rows}, a.new_ones({WIDTH}, 4), pools, {slots}, {cu})", new, length
-        )
-
-    def pool_row(self, new: str) -> None:
-        self.line(f"pools[{self.rng.choice([0, 1])}]", new, "3", "pools")
-
-    def gather2(self, new: str) -> None:
-        start, end, length = self.range(used=False)
-        index = f"({self.index(start, end)}).unsqueeze(1).expand(-1, {WIDTH})"
-        self.line(f"{self.any('8')}.gather(0, {index})", new, length)
-
-    def scatter2(self, new: str) -> None:
-        start, end, length = self.range(used=True)
-        index = f"({self.index(start, end)}).unsqueeze(1).expand(-1, {WIDTH})"
-        self.line(f"{self.any('8')}.scatter_(0, {index}, {self.any(length)} * 1)")
-
-    def slice_scatter(self, new: str) -> None:
-        start, end, length = self.range(used=True)
-        self.line(f"torch.slice_scatter({self.any('8')}, {self.any(length)}, 0, {start}, {end})", new, "8")
-
-    def add_at(self, new: str) -> None:
-        start, end, length = self.range(used=True)
-        index = self.index(start, end)
-        self.line(f"{self.any('8')}.index_add_(0, {index}, {self.any(length)} + 0)")
-
-    def column(self, new: str) -> None:
-        how = self.rng.choice(["flip(0)", "index_select(1, torch.arange(0, 3))", "cumsum(0)"])
-        base = self.any()
-        self.line(f"{base}.{how}", new, self.length[base])
-
-    def any(self, length: str | None = None) -> str:
-        fitting = [v for v, rows in sorted(self.length.items()) if length in (None, rows)]
-        if not fitting:  # every length can be cut from the first input
-            start, end, _ = next(r for r in RANGES.values() if r[2] == length)
-            return f"a[{start}:{end}].clone()"
-        return self.rng.choice(fitting)
-
-
-@dataclass(frozen=True)
-class Program:
-    """Lines of a body, and what it returns: expressions over its variables."""
-
-    lines: tuple[str, ...]
-    results: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        body = "".join(f"    {line}\n" for line in self.lines)
-        return f"{HEADER}{body}    return {', '.join(self.results)},\n"
-
-
-def written(seed: int, steps: int = 8) -> tuple[Program, list[str]]:
-    """Program ``seed``, and every variable it could have returned."""
-    writer = FuzzWriter(seed)
-    for step in range(steps):
-        kind = writer.rng.choice(FuzzWriter.KINDS)
-        writer_kind = getattr(writer, kind)
-        writer_kind(f"v{step}")
-    return Program(tuple(writer.lines), tuple(chosen(writer))), sorted(writer.length)
-
-
-def chosen(writer: Writer) -> list[str]:
-    """Some of the variables, as they are or as values of their own."""
-    return writer.results().split(", ")
-
-
-def arguments(n0: int, n1: int, k: int, seed: int = 0) -> list[torch.Tensor]:
-    """Arguments of any program; whole numbers, so that no order of adding them rounds."""
-    made = torch.Generator().manual_seed(seed)
-    a, b = (torch.randint(-8, 9, (ROWS, WIDTH), generator=made).float() for _ in range(2))
-    pools = torch.randint(-2, 3, (2, 3, WIDTH), generator=made).float()
-    pick = torch.randperm(ROWS, generator=made)
-    return [a, b, pools, torch.tensor([n0, n1, k]), pick, torch.tensor([[0, 8], [0, 3]])]
+RESULTS = 8  # choices of what is returned, and ways to write in place, that share one trace
 
 
 class Mismatch(AssertionError):
@@ -281,42 +145,43 @@ def write_as_inductor(gm: fx.GraphModule) -> None:
     gm.recompile()
 
 
-def functional_programs(seed: int, results: int = 4) -> Iterator[tuple[Program, fx.GraphModule, Program]]:
-    """Programs ``seed``: one body, several choices of what is returned; each with its functional graph."""
+def functional_programs(seed: int) -> Iterator[tuple[Program, fx.GraphModule, int]]:
+    """Programs ``seed``: one body, several choices of what is returned; its functional graph; its variant."""
     body, variables = written(seed)
     everything = replace(body, results=(*variables, *(f"{v} + 1" for v in variables)))
-    gm = traced(everything.text, decompose=seed % 4 == 3)
-    rng = FuzzWriter(seed + 1).rng
-    for which in range(results):
+    gm = traced(everything.text, decomposed(seed * RESULTS))
+    rng = random.Random(seed + 1)
+    for which in range(RESULTS):
         names = body.results if which == 0 else rng.sample(everything.results, rng.randint(1, 4))
-        names = [n for n in names if n in everything.results]
-        yield (
-            replace(body, results=tuple(names)),
-            with_results(gm, [everything.results.index(n) for n in names]),
-            everything,
-        )
+        places = [everything.results.index(n) for n in names]
+        yield replace(body, results=tuple(names)), with_results(gm, places), seed * RESULTS + which
 
 
-def check_functional(one: Program, gm: fx.GraphModule, seed: int) -> tuple[int, int]:
+def decomposed(variant: int) -> bool:
+    """Whether a program is traced with the decompositions of Inductor."""
+    return variant // RESULTS % 4 == 3
+
+
+def check_functional(one: Program, gm: fx.GraphModule, variant: int) -> tuple[int, int]:
     """Run the passes on a functional graph and compare with eager; sites applied and missed.
 
     A graph returns values; which of them are aliases of arguments the wrapper of AOTAutograd sees to, so
     sharing is compared with the graph before the passes.
     """
-    if seed % 3 == 0:  # the in-place forms rest on AOTAutograd's order, in which copies come last
+    if variant % 3 == 0:  # the in-place forms rest on AOTAutograd's order, in which copies come last
         write_early(gm.graph)
         gm.recompile()
     before = fx.GraphModule(gm, fx.Graph.__deepcopy__(gm.graph, {}))
-    records = run_passes(gm, ATEN_PASSES, Context("aten", verify="static" if seed % 8 == 0 else "off"))
-    if seed % 3 == 1:
+    records = run_passes(gm, ATEN_PASSES, Context("aten", verify="static" if variant % 5 == 0 else "off"))
+    if variant % 3 == 1:
         in_place.write_in_place(gm)
         gm.recompile()
-    elif seed % 3 == 2:
+    elif variant % 3 == 2:
         write_as_inductor(gm)
     fn = program(one.text)
-    for call in (CALLS[0], CALLS[seed % len(CALLS)], CALLS[(seed // 7) % len(CALLS)]):
+    for call in (CALLS[0], CALLS[variant % len(CALLS)], CALLS[(variant // 7) % len(CALLS)]):
         compare(fn, gm, call, exact=True, aliases=False)
-    compare(before, gm, CALLS[seed % len(CALLS)], exact=True, aliases=True)
+    compare(before, gm, CALLS[variant % len(CALLS)], exact=True, aliases=True)
     kinds = [r.kind for record in records if record.name == "contiguous_views" for r in record.remarks]
     return kinds.count("applied"), kinds.count("missed")
 
@@ -337,27 +202,27 @@ def check_compiled(one: Program, depth: str, calls: Sequence[tuple[int, int, int
 # ---- running many, and making a mismatch small ----
 
 
-def check(one: Program, depth: str, seed: int) -> int:
-    """Check one program at one depth; raises Mismatch."""
+def check(one: Program, depth: str, variant: int) -> int:
+    """Check one program at one depth; raises Mismatch. variant: how a functional graph is treated."""
     if depth == "functional":
-        return check_functional(one, traced(one.text, decompose=seed % 4 == 3), seed)[0]
+        return check_functional(one, traced(one.text, decomposed(variant)), variant)[0]
     return check_compiled(one, depth)
 
 
-def fails(one: Program, depth: str, seed: int, kind: type[Exception]) -> bool:
+def fails(one: Program, depth: str, variant: int, kind: type[Exception]) -> bool:
     """Whether a program still fails in this kind of way; one that is no program does not."""
     try:
         program(one.text)(*arguments(*CALLS[0]))
     except (NameError, RuntimeError, IndexError):
         return False
     try:
-        check(one, depth, seed)
+        check(one, depth, variant)
     except Exception as error:  # another kind is not the one that is being made small
         return type(error) is kind
     return False
 
 
-def shrunk(one: Program, depth: str, seed: int, kind: type[Exception]) -> Program:
+def shrunk(one: Program, depth: str, variant: int, kind: type[Exception]) -> Program:
     """The program with as few lines and results as still fail in the same kind of way."""
     again = True
     while again:
@@ -369,45 +234,40 @@ def shrunk(one: Program, depth: str, seed: int, kind: type[Exception]) -> Progra
             if len(one.results) > 1
         ]
         for candidate in reversed(smaller):
-            if fails(candidate, depth, seed, kind):
+            if fails(candidate, depth, variant, kind):
                 one, again = candidate, True
                 break
     return one
 
 
-def complaint(one: Program, depth: str, seed: int, error: Exception) -> str:
+def complaint(one: Program, depth: str, variant: int, error: Exception) -> str:
     """The message of a failure: the smallest program, as Python that can be run."""
-    small = shrunk(one, depth, seed, type(error))
+    small = shrunk(one, depth, variant, type(error))
+    seed = variant // RESULTS if depth == "functional" else variant
     return (
         f"{type(error).__name__}: {error}\n\n# again: python tests/helpers/alias_fuzz.py {depth} {seed}\n"
         f"import sys\n\nsys.path[:0] = ['tests/helpers']\nimport torch\n"
         f"from alias_fuzz import Program, check\n\n\n{small.text}\n\n"
-        f"check(Program({small.lines!r}, {small.results!r}), {depth!r}, {seed})\n"
+        f"check(Program({small.lines!r}, {small.results!r}), {depth!r}, {variant})\n"
     )
 
 
 def run(depth: str, first: int, count: int) -> dict[str, float]:
     """Check ``count`` programs from ``first``; totals. Raises AssertionError with the smallest program."""
     rev_into()
-    started, done, applied, missed, seed = time.perf_counter(), 0, 0, 0, first
-    while done < count:
-        if depth == "functional":
-            for one, gm, _ in functional_programs(seed):
-                try:
-                    sites = check_functional(one, gm, seed)
-                except Exception as error:
-                    raise AssertionError(complaint(one, depth, seed, error)) from error
-                applied, missed, done = applied + sites[0], missed + sites[1], done + 1
-        else:
-            one, _ = written(seed)
+    started, seed = time.perf_counter(), first
+    totals = {"programs": 0, "applied": 0, "missed": 0}
+    while totals["programs"] < count:
+        several = functional_programs(seed) if depth == "functional" else [(written(seed)[0], None, seed)]
+        for one, gm, variant in several:
             try:
-                applied += check_compiled(one, depth)
+                sites = check_functional(one, gm, variant) if gm else (check_compiled(one, depth), 0)
             except Exception as error:
-                raise AssertionError(complaint(one, depth, seed, error)) from error
-            done += 1
+                raise AssertionError(complaint(one, depth, variant, error)) from error
+            for name, number in zip(totals, (1, *sites)):
+                totals[name] += number
         seed += 1
-    seconds = time.perf_counter() - started
-    return {"programs": done, "applied": applied, "missed": missed, "seconds": seconds}
+    return totals | {"seconds": time.perf_counter() - started}
 
 
 def count_of(depth: str, lane: str) -> int:
@@ -415,6 +275,15 @@ def count_of(depth: str, lane: str) -> int:
     if lane == "fast":
         return {"functional": 40, "aot_eager": 4, "inductor": 0}[depth]
     return FULL[depth] if os.environ.get("K3_ACCEPT") else FULL[depth] // 10
+
+
+def run_part(depth: str, first: int, part: int, parts: int) -> None:
+    """Check one of ``parts`` parts of half of the slow lane's count, and say how to run it again."""
+    count = -(-count_of(depth, "slow") // 2 // parts)
+    print(f"python tests/helpers/alias_fuzz.py {depth} {first + part * count} {count}")
+    totals = run(depth, first + part * count, count)
+    print(totals)
+    assert totals["programs"] >= count
 
 
 def rev_into() -> None:
