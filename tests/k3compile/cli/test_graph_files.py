@@ -113,7 +113,7 @@ def test_a_torn_dump_is_named(tmp_path):
 )
 def test_a_file_that_is_no_model_is_told_in_one_line(tmp_path, content, said):
     (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(ValueError, match="x[.]json") as told:
+    with pytest.raises(ValueError, match=r"x[.]json") as told:
         check_model(tmp_path / "x.json", "a report")
     assert said in str(told.value)
     assert "\n" not in str(told.value)
