@@ -27,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .extra_inputs import PER_GRAPH, Supplier
 from .passes.extra_inputs import ExtraInput
 from .passes.state_export import OFFSET, POOL, SEQUENCE_OFFSET, SLOT
+from .torch_private import function_compiled
 
 EXPORT_ROWS = 256  # rows of a call that may export where no runtime says how many requests it holds
 LARGEST = 2**31 - 1
@@ -47,7 +48,8 @@ class Request:
     def __init__(self, offset: Tensor, slot: Tensor | None) -> None:
         self.offset, self.slot, self.serial = offset, slot, next(_serial)
         self.taken = False  # whether any graph has asked for it
-        self.pools: dict[tuple, tuple[str, Tensor, Any]] = {}  # one a graph and layer, in the order of calls
+        self.failed = False  # whether a call inside may have stopped half way
+        self.pools: dict[tuple, tuple[str, Tensor, Any]] = {}  # one a function and layer, in order of calls
         self._columns: dict[tuple, Tensor] = {}
 
     def column(self, given: Tensor, what: str, length: int, device: torch.device) -> Tensor:
@@ -92,7 +94,11 @@ def export_at(offsets: Sequence[int] | Tensor, slots: Sequence[int] | Tensor | N
         raise ValueError(f"export_at got {len(offset)} offsets and {len(slot)} slots; it needs one for each")
     request = Request(offset, slot)
     with asking(request):
-        yield
+        try:
+            yield
+        except BaseException:
+            request.failed = True
+            raise
     if offset.any() and not request.taken:
         raise ValueError(
             "nothing inside export_at exported: no graph that was called has KDA calls which "
@@ -126,7 +132,8 @@ def checkpoints(compiled: Any) -> Checkpoints:
     compiled: what ``torch.compile`` returned, or the model itself; of a function without parameters, the last
     export of this thread. A second call inside one ``export_at`` replaces the first one's.
 
-    Raises ValueError where nothing was exported, saying what to do, and for what cannot be called.
+    Raises ValueError where nothing was exported, saying what to do, where the ``export_at`` ended with an
+    error, so that a pool may be half written, and for what cannot be called.
     """
     if not callable(compiled):
         raise ValueError(f"checkpoints wants what torch.compile returned, got {type(compiled).__name__}")
@@ -138,6 +145,11 @@ def checkpoints(compiled: Any) -> Checkpoints:
             "nothing was exported: call the compiled model inside `with k3compile.export_at(offsets):`. Its "
             "report says what became of each KDA call (state_export); a model with slots keeps its "
             "checkpoints in its own pools"
+        )
+    if request.failed:
+        raise ValueError(
+            "the last export_at ended with an error, and what it exported may not be complete: call the "
+            "compiled model inside a new one"
         )
     owners = {id(p) for p in parameters}
     pools = [
@@ -191,8 +203,12 @@ def column_supplier(extra: ExtraInput) -> Supplier:
 
 
 def pool_supplier(extra: ExtraInput) -> Supplier:
-    """The pool of one graph: the same one while nobody asks, a fresh one for each call that exports."""
+    """The pool of one graph: the same one while nobody asks, a fresh one for each call that exports.
+
+    Graphs that Dynamo makes of one function, for other sizes or modes, replace each other's.
+    """
     idle, family = extra.example, extra.key.removeprefix(POOL)
+    function = function_compiled()
 
     def supply(args: Sequence[Any]) -> Tensor:
         request = _asked.get()
@@ -202,7 +218,7 @@ def pool_supplier(extra: ExtraInput) -> Supplier:
             pool = torch.zeros_like(idle)
         owner = next((arg for arg in args if isinstance(arg, nn.Parameter)), None)
         known = None if owner is None else weakref.ref(owner)
-        request.pools[id(supply), family, id(owner)] = family, pool, known
+        request.pools[function, family, id(owner)] = family, pool, known
         if owner is not None:
             _of_parameter[owner] = request
         _latest.set(request)

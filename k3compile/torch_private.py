@@ -50,6 +50,7 @@ __all__ = [
     "fake_of",
     "fix_sizes",
     "fresh_tracing",
+    "function_compiled",
     "generated_code",
     "guards_of",
     "min_cut_partition",
@@ -108,6 +109,17 @@ def fresh_tracing(values: Sequence[Any]) -> AbstractContextManager[Any]:
     from torch._guards import TracingContext, tracing
 
     return tracing(TracingContext(detect_fake_mode(values)))
+
+
+def function_compiled() -> object:
+    """What tells the function that Dynamo compiles from others, the same when it compiles it once more.
+
+    Outside of a compile it is equal to nothing.
+    """
+    from torch._guards import CompileContext
+
+    compile_id = CompileContext.current_compile_id()
+    return object() if compile_id is None else compile_id.frame_id
 
 
 def size_hints(sizes: Sequence[int | torch.SymInt]) -> list[int]:

@@ -331,3 +331,32 @@ def test_inductor_exports_from_a_model_without_slots_and_copies_no_pool():
         assert f"empty_strided_cpu(({shape})" not in code
         assert f"({shape})" in code, "a pool looks different in the wrapper: this test sees nothing"
     assert "copy_" not in code
+
+
+@torch.no_grad()
+def test_a_second_call_replaces_the_first_ones_checkpoints_whichever_graph_serves_it():
+    model = Model()
+    fast = compiled(model)
+    with k3compile.export_at([7, 20]):
+        fast(*inputs(tokens=100))
+        fast(*inputs(tokens=60, seed=1))  # another length: Dynamo makes a second graph of the function
+    found = k3compile.checkpoints(fast)
+    assert len(found.states) == len(found.windows) == LAYERS
+    x, states, windows = inputs(tokens=60, seed=1)
+    _, left = model(x[:, :7], states, windows)
+    for layer, (state, window) in enumerate(left):
+        torch.testing.assert_close(found.states[layer][0], state[0], atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(found.windows[layer][0], window[0], atol=1e-12, rtol=1e-12)
+
+
+@torch.no_grad()
+def test_what_a_failed_call_left_is_not_read_as_a_checkpoint():
+    model = Model()
+    fast = compiled(model)
+    with pytest.raises(ValueError, match="export_offset of row 0 is 101"), k3compile.export_at([101, 0]):
+        fast(*inputs())
+    with pytest.raises(ValueError, match="the last export_at ended with an error"):
+        k3compile.checkpoints(fast)
+    with k3compile.export_at([64, 10]):
+        fast(*inputs())
+    assert_cut_at(model, k3compile.checkpoints(fast), [64, 10])
