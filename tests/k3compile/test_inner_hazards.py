@@ -3,10 +3,12 @@
 import pytest
 import torch
 from hazard_programs import RIGHT, WRONG, all_rows_given_beside_the_written, arguments
-from small_models import SMALL, small_model
+from hf_models import kimi_linear, prompt
+from ordinary_programs import ordinary
+from small_models import SMALL, SMALL_LINEAR, small_model
 from torch._inductor import config
 
-from k3compile import inner, report
+from k3compile import adopt, inner, report
 from k3compile.forward import compile_forward
 
 pytestmark = [pytest.mark.usefixtures("own_reports", "test_op"), pytest.mark.inductor]
@@ -82,14 +84,44 @@ def test_what_inductor_computes_rightly_it_compiles(fn):
 
 
 @pytest.mark.slow
-def test_no_kind_of_layer_of_the_model_has_a_hazard(monkeypatch):
-    """The graphs as Inductor takes them from us, for every kind of layer."""
-    checked = []
+@pytest.mark.parametrize("name", ["two_layers", "adam", "batch_norm"])
+def test_ordinary_models_are_compiled_by_inductor(name):
+    one = ordinary()[name]
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(one.fn, backend="k3", fullgraph=True)(*one.args)
+    assert (report.latest().inner, report.latest().notes) == ("inductor", ())
+
+
+@pytest.fixture(name="checked")
+def guard_watched(monkeypatch):
+    """What the guard said of each graph as Inductor took it from us; no cache answers instead."""
+    said = []
     real = inner.hazards
-    monkeypatch.setattr(inner, "hazards", lambda graph: checked.append(real(graph)) or checked[-1])
-    model = small_model(dtype=torch.float32)
+    monkeypatch.setattr(inner, "hazards", lambda graph: said.append(real(graph)) or said[-1])
     with config.patch(force_disable_caches=True):
-        compile_forward(model, model.make_pools(3, 4, 4, 3))
+        yield said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [SMALL, SMALL_LINEAR], ids=["k3", "kimi-linear"])
+def test_no_kind_of_layer_of_the_model_has_a_hazard(checked, sizes):
+    model = small_model(sizes, dtype=torch.float32)
+    compile_forward(model, model.make_pools(3, 4, 4, 3))
     assert {made.inner for made in report.all()} == {"inductor"}
-    assert len(checked) >= len({SMALL.kind(i) for i in range(SMALL.num_hidden_layers)})
+    assert len(checked) >= len({sizes.kind(i) for i in range(sizes.num_hidden_layers)})
+    assert not any(checked)
+
+
+@pytest.mark.slow
+def test_no_adopted_graph_of_transformers_has_a_hazard(checked):
+    model = adopt(kimi_linear(layers=2))
+    torch._dynamo.reset()
+    run = torch.compile(model, backend="k3", fullgraph=True, dynamic=False)
+    ids = prompt(5)
+    with torch.no_grad():
+        want, got = (f(input_ids=ids, use_cache=False).logits for f in (model, run))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert report.latest().inner == "inductor"
+    assert checked
     assert not any(checked)

@@ -120,6 +120,17 @@ def test_a_numeric_pass_may_round_but_not_worse_than_before():
         verified(lambda x: x.exp2(), through_float, x)
 
 
+def test_few_rounding_errors_may_scatter_more_than_many():
+    def verdict(count):
+        x = torch.ones(count)
+        worse = torch.full((count,), 1 + 13e-7)
+        return difference(x + 10e-7, worse, x.double())
+
+    assert verdict(32) is None
+    assert "from float64" in verdict(4096)
+    assert "from float64" in difference(torch.ones(4) + 1e-6, torch.ones(4) + 4e-6, torch.ones(4).double())
+
+
 def test_nan_and_infinity_must_stand_where_they_stood():
     nan, inf = float("nan"), float("inf")
     assert difference(torch.tensor([nan, inf]), torch.tensor([nan, inf]), None) is None

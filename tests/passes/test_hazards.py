@@ -9,6 +9,7 @@ from k3compile.passes.hazards import hazards, lineage, origin, versions
 from k3compile.passes.in_place import functional_writes
 from k3compile.passes.pipeline import ATEN_PASSES
 from mixed_batch import MIXES, UNBACKED, inputs, layer
+from ordinary_programs import ordinary
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("rev_into")
@@ -44,6 +45,18 @@ def test_a_hazard_is_named_with_its_clones_and_without(fn, passes):
 @pytest.mark.parametrize("fn", RIGHT, ids=lambda fn: fn.__name__)
 def test_what_inductor_computes_rightly_is_left_to_it(fn, passes):
     assert hazards(graph_of(fn, passes)) == []
+
+
+@pytest.mark.parametrize("name", ordinary())
+def test_what_ordinary_models_write_is_left_to_inductor(name):
+    """A false alarm would cost the graph all of Inductor's fusion."""
+    one = ordinary()[name]
+    compiled = Compiled(one.fn, ATEN_PASSES, decompose=True)
+    compiled(*one.args)
+    (gm,) = compiled.graphs
+    assert gm.graph.find_nodes(op="call_function", target=aten.copy_.default), "it writes an input"
+    assert hazards(gm.graph) == []
+    assert hazards(without_copies(gm.graph)) == []
 
 
 def test_a_mixed_batch_has_none_before_or_after_our_passes():
