@@ -3,9 +3,10 @@
     i = k3compile.annotate_range(torch.arange(3, 7), 3, 7)      i -> [3, 7), as long as nobody writes i
 
 The table is on the host and is asked at each call, so nothing waits for a device. It knows tensors weakly,
-by identity, and a promise ends when the tensor is written or gets another shape: torch counts the writes to
-a tensor's memory, through views too. Writes that torch cannot count (numpy, ``.data``, another process) are
-the user's to announce: annotate again.
+by identity, and a promise ends when the tensor is written, gets another shape or other memory: torch counts
+the writes to a tensor's memory, through views too. Writes that torch does not count are the user's to
+announce: annotate again after numpy, DLPack, ``.data`` or another process wrote, and after collectives that
+receive into the tensor (``recv``, ``scatter``, ``all_to_all_single``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ _used = False  # whether this process annotates at all: else no body for ranges 
 
 
 class Promise(NamedTuple):
-    """Rows [start, end), promised when the tensor had been written ``version`` times."""
+    """Rows [start, end), promised when the tensor at ``address`` had been written ``version`` times."""
 
     version: int
     start: int
     end: int
+    address: int
 
 
 def annotate_range(index: torch.Tensor, start: int, end: int) -> torch.Tensor:
@@ -56,7 +58,7 @@ def annotate_range(index: torch.Tensor, start: int, end: int) -> torch.Tensor:
         )
     global _used
     _used = True
-    _promises[index] = Promise(index._version, start, end)
+    _promises[index] = Promise(index._version, start, end, address(index))
     return index
 
 
@@ -70,10 +72,15 @@ def described(index: object) -> str:
 def range_promised(index: object) -> tuple[int, int] | None:
     """The rows [start, end) ``index`` still holds by promise; None without one, or where it has ended."""
     promise = _promises.get(index) if isinstance(index, torch.Tensor) else None
-    if promise is None or index._version != promise.version:
+    if promise is None or (index._version, address(index)) != (promise.version, promise.address):
         return None
     same_shape = index.dim() == 1 and index.shape[0] == promise.end - promise.start
     return (promise.start, promise.end) if same_shape else None
+
+
+def address(index: torch.Tensor) -> int:
+    """Where the elements are, known on the host; 0 for subclasses, of which some have no memory of their own."""
+    return index.data_ptr() if type(index) is torch.Tensor else 0
 
 
 def was_annotated(index: object) -> bool:

@@ -43,6 +43,7 @@ WRITES = {
     "in inference mode": lambda i: torch.inference_mode()(i.add_)(1),
     "another shape": lambda i: i.resize_(2),
     "other memory": lambda i: i.set_(torch.arange(9)),
+    "other data": lambda i: setattr(i, "data", torch.arange(4)),
 }
 
 
