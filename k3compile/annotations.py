@@ -79,7 +79,7 @@ def range_promised(index: object) -> tuple[int, int] | None:
 
 
 def address(index: torch.Tensor) -> int:
-    """Where the elements are, known on the host; 0 for subclasses, of which some have no memory of their own."""
+    """Where the elements are, known on the host; 0 for subclasses: some have no memory of their own."""
     return index.data_ptr() if type(index) is torch.Tensor else 0
 
 
