@@ -198,16 +198,23 @@ def fix_sizes(added: Sequence[torch.Tensor], inputs: Sequence[Any]) -> list[Any]
 
 
 def probe_processor() -> None:
-    """Begin to ask which vector instructions compile and load here, on a thread of its own.
+    """Begin what Inductor does once a process, cached or not, on a thread of its own: :func:`learn`.
 
-    Inductor asks once a process, in subprocesses, for a second or more of the first compile, cached or not.
-    Asked while Dynamo traces, the answer is there when it is needed.
+    It takes a second or more of the first compile. Done while Dynamo traces, it is there when it is needed.
     """
     import torch._inductor.compile_fx  # noqa: F401  here, since Dynamo may trace while the thread runs
 
     if not _probes:
-        _probes.append(threading.Thread(target=ask_processor, name="k3-probe", daemon=True))
+        _probes.append(threading.Thread(target=learn, name="k3-probe", daemon=True))
         _probes[0].start()
+
+
+def learn() -> None:
+    """Which vector instructions compile and load here, and the digest of torch's sources for cache keys."""
+    from torch._inductor.codecache import torch_key
+
+    torch_key()  # kept by torch; reading and hashing let the other threads run
+    ask_processor()
 
 
 def ask_processor() -> list[str]:

@@ -142,3 +142,20 @@ def test_a_second_start_believes_what_the_first_found_out_about_the_processor(tm
         cpu_vec_isa.valid_vec_isa_list.cache_clear()
         cpu_vec_isa.VecISA._VecISA__bool__impl.cache_clear()
         cpu_vec_isa.VecAVX512.__bool__.cache_clear()
+
+
+def test_an_added_input_keeps_its_sizes_as_numbers_while_somebody_holds_them():
+    mode, _ = torch_private.symbolic_sizes({"s0": 8})
+    known, added = mode.from_tensor(torch.zeros(3), static_shapes=True), torch.zeros(5)
+    held = torch_private.fix_sizes([added], [known])
+    assert type(mode.from_tensor(added).shape[0]) is int
+    assert type(mode.from_tensor(torch.zeros(5)).shape[0]) is torch.SymInt
+    assert [fake.shape for fake in held] == [(5,)]
+
+
+def test_what_a_first_compile_needs_is_learned_ahead(monkeypatch):
+    learned = []
+    monkeypatch.setattr("torch._inductor.codecache.torch_key", lambda: learned.append("torch"))
+    monkeypatch.setattr(torch_private, "ask_processor", lambda: learned.append("processor"))
+    torch_private.learn()
+    assert learned == ["torch", "processor"]
