@@ -4,6 +4,7 @@ Every run checks a fixed range of programs and a fresh one (here a few; test_ali
 many); a failure prints the smallest program that fails and the command that runs it again.
 """
 
+import alias_fuzz
 import pytest
 from alias_fuzz import DEPTHS, FRESH, FULL, RESULTS, Mismatch, check, complaint, count_of, run, shrunk
 from alias_writer import Program, written
@@ -82,6 +83,18 @@ def test_the_fuzzer_sees_when_a_rule_of_legality_is_gone(rule, monkeypatch):
     monkeypatch.setattr(Aliases, "view_objection", lambda *args: lenient.get(found := real(*args), found))
     with pytest.raises(Mismatch):
         check(one, "functional", variant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_random_programs_alone_find_that_a_rule_is_gone(rule, monkeypatch):
+    """Well within a slow lane's count, which is 2,000; without shrinking, which takes longer than finding."""
+    real = Aliases.view_objection
+    lenient = {rule: None}
+    monkeypatch.setattr(Aliases, "view_objection", lambda *args: lenient.get(found := real(*args), found))
+    monkeypatch.setattr(alias_fuzz, "complaint", lambda one, depth, variant, error: str(error))
+    with pytest.raises(AssertionError):
+        run("functional", 10**6, 600)
 
 
 def test_a_mismatch_is_made_small_and_printed_as_python(monkeypatch):
