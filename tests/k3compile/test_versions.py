@@ -269,6 +269,48 @@ def test_the_ranges_body_alone_may_read_its_first_rows_from_data():
     assert total == table().sum().item()
 
 
+def test_promises_about_a_buffer_and_nested_arguments_end_when_these_are_written_or_replaced(bodies):
+    class Reads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("rows", annotate_range(torch.arange(2, 5), 2, 5))
+
+        def forward(self, x, more):
+            return x.index_select(0, self.rows) * 2, x.index_select(0, more["rows"][0]) * 2
+
+    torch._dynamo.reset()
+    module, more = Reads(), {"rows": (annotate_range(torch.arange(3), 0, 3),)}
+    compiled = torch.compile(module, backend="k3", options={"inner": "aot_eager"})
+
+    def agrees():
+        got, want = compiled(table(), more), module(table(), more)
+        return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+    with torch.no_grad():
+        assert agrees()
+        assert report.latest().applied("contiguous_views") == 2
+        module.rows.copy_(torch.tensor([7, 7, 0]))
+        assert agrees()
+        module.rows = torch.tensor([1, 0, 7])
+        assert agrees()
+    assert bodies[0] == RANGES
+    assert RANGES not in bodies[1:]
+
+
+def test_one_index_given_twice_and_rows_written_where_others_are_read(bodies):
+    def f(x, i, j):
+        x.index_copy_(0, i, x.index_select(0, j))
+        return x.index_select(0, i) + x.index_select(0, j)
+
+    calls = Calls(f, "L['x']:0,L['i']:0,L['j']:0", inner="aot_eager")
+    for first, second in ((0, 1), (2, 1), (4, 0)):
+        ranges = [annotate_range(torch.arange(n, n + 3), n, n + 3) for n in (first, second)]
+        calls(table(), *ranges)
+    calls(table(), ranges[0], ranges[0])
+    calls(table(), torch.tensor([0, 1, 5]), ranges[1])
+    assert set(bodies) == {RANGES, GENERIC}
+
+
 def test_a_pass_that_is_off_needs_no_second_body(bodies):
     calls = Calls(gathered, ROWS, inner="aot_eager", disable=("contiguous_views",))
     calls(table(), annotate_range(torch.arange(2, 5), 2, 5))
