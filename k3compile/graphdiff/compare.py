@@ -93,7 +93,7 @@ class Comparison:
 
     def constant(self, value: Any, rename: Rename, sizes: bool = False) -> Any:
         """A value with nodes left out and symbols renamed; ``sizes``: strings in it are sizes."""
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             if len(value) == 1 and "node" in value:
                 return "node"
             inside = sizes or (len(value) == 1 and "sym" in value)
@@ -139,7 +139,7 @@ def sides(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str,
 
 def count_nodes(value: Any) -> int:
     """Nodes in an argument."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return 1 if len(value) == 1 and "node" in value else sum(map(count_nodes, value.values()))
     return sum(map(count_nodes, value)) if isinstance(value, list) else 0
 
@@ -149,7 +149,7 @@ def spelled(value: Any, names: Mapping[int, str]) -> str:
 
 
 def is_tensor(value: Any) -> bool:
-    return isinstance(value, Mapping) and "shape" in value
+    return isinstance(value, dict) and "shape" in value
 
 
 def plain(sizes: list[Any]) -> str:
@@ -190,7 +190,7 @@ def vote(old: Any, new: Any, votes: Counter[tuple[str, str]]) -> None:
     elif isinstance(old, list) and isinstance(new, list):
         for x, y in zip(old, new):
             vote(x, y, votes)
-    elif isinstance(old, Mapping) and isinstance(new, Mapping):
+    elif isinstance(old, dict) and isinstance(new, Mapping):
         for key in old.keys() & new.keys():
             vote(old[key], new[key], votes)
 
@@ -200,7 +200,7 @@ def roots_of(graph: Any) -> dict[int, frozenset[int]]:
     sharing: defaultdict[int, list[int]] = defaultdict(list)
     for i, node in enumerate(graph.nodes):
         value = node["value"]
-        mine = value.get("storage") if isinstance(value, Mapping) else None
+        mine = value.get("storage") if isinstance(value, dict) else None
         if mine is not None and alias(graph, i) is None:
             sharing[mine].append(i)
     return {i: frozenset(group) - {i} for group in sharing.values() if len(group) > 1 for i in group}

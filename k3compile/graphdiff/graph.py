@@ -119,14 +119,14 @@ def storages(value: Any, position: int) -> Iterable[Any]:
     """Storage numbers in a value."""
     if isinstance(value, list):
         return [key for v in value for key in storages(v, position)]
-    if isinstance(value, Mapping) and "storage" in value:
+    if isinstance(value, dict) and "storage" in value:
         return [] if value["storage"] is None else [value["storage"]]
     return [("node", position)] if value is None else []
 
 
 def skeleton(value: Any, read: list[int]) -> Any:
     """Arguments as a hashable value of constants and marks; the ids of the nodes go to ``read`` in order."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         if len(value) == 1 and type(value.get("node")) is int:
             read.append(value["node"])
             return MARK

@@ -69,7 +69,7 @@ def value_key(value: Any, size: Callable[[Any], Any]) -> Any:
     """A value as a hashable word without its storage number."""
     if isinstance(value, list):
         return tuple(value_key(v, size) for v in value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         if "shape" not in value:
             return tuple((k, size(v)) for k, v in value.items())
         return (
@@ -82,13 +82,13 @@ def value_key(value: Any, size: Callable[[Any], Any]) -> Any:
 def alias(graph: Graph, i: int) -> int | None:
     """The first operand whose memory the node's value sits in; None for memory of its own."""
     value = graph.nodes[i]["value"]
-    mine = value.get("storage") if isinstance(value, Mapping) else None
+    mine = value.get("storage") if isinstance(value, dict) else None
     if mine is None:
         return None
     for place, operand in enumerate(graph.operands[i]):
         theirs = graph.nodes[operand]["value"]
         for one in theirs if isinstance(theirs, list) else [theirs]:
-            if isinstance(one, Mapping) and one.get("storage") == mine:
+            if isinstance(one, dict) and one.get("storage") == mine:
                 return place
     return None
 
@@ -98,7 +98,7 @@ def tokens_of_inputs(graph: Graph, slots: Mapping[int, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for i in graph.inputs:
         value = graph.nodes[i]["value"]
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             sizes = [*value.get("shape", ()), *value.get("stride", ()), value.get("sym")]
             for place, text in enumerate(sizes):
                 if isinstance(text, str) and text.isalnum():
