@@ -5,9 +5,13 @@ import torch
 from compiled import Compiled
 from k3compile.passes import latent_tail_parts
 from k3compile.passes.canonicalize import CANONICALIZE
-from k3compile.passes.latent_tail import LATENT_TAIL
+from k3compile.passes.finalize import finalize_at
+from k3compile.passes.graph import emit
+from k3compile.passes.latent_tail import LATENT_TAIL, check_writes
+from k3compile.passes.latent_tail_parts import Stopped, Tail, grow
 from k3compile.runtime.parallel import group
 from latent_tails import EPS, built_in, fancy, linear, make_args, reduce, select, tail, where_after
+from traced import traced
 
 
 def scattered(token, weighed=lambda rows, w, idx: rows[idx.view(-1)] * w.view(-1, 1)):
@@ -119,6 +123,11 @@ PROGRAMS = {  # name -> (program, arguments, whether it is a latent tail)
     "a weight of whole numbers": (with_weights(up=lambda w: (9 * w).int().to(w.dtype)), {}, True),
     "a weight of fewer bits": (with_weights(up=lambda w: w.to(torch.bfloat16).to(w.dtype)), {}, True),
     "a gain of whole numbers": (with_weights(norm=lambda w: (3 * w).int().to(w.dtype)), {}, True),
+    "a result of another layout": (
+        lambda r, w, i, n, u, shared: shared.t() + linear(built_in(select(r, w, i), n), u),
+        {"tokens": 16},
+        False,
+    ),
     "a value times itself": (times_itself, {"tokens": 24, "width": 24}, False),
 }
 
@@ -134,7 +143,9 @@ def test_whatever_becomes_of_it_the_result_is_that_of_eager(name):
     if not_finite:
         args.w[args.idx < 0] = torch.inf
     made = Compiled(program, (CANONICALIZE, LATENT_TAIL))
-    torch.testing.assert_close(made(*args), program(*args), rtol=1e-12, atol=1e-12, equal_nan=True)
+    got, want = made(*args), program(*args)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert got.stride() == want.stride()
     assert ("k3.latent_tail.default" in made.targets()) == applied, made.remarks(None, "latent_tail")
 
 
@@ -185,3 +196,47 @@ def test_a_sum_of_the_shared_expert_that_was_rounded_twice_stays_so(monkeypatch)
     args = make_args(torch.float64)
     torch.testing.assert_close(made(*args), program(*args), rtol=1e-12, atol=1e-12)
     assert [r.kind for r in made.remarks(None, "latent_tail")] == ["missed"]
+
+
+def test_what_the_op_would_read_must_not_be_written_on_the_way():
+    graph, prover = traced(tail(select), *make_args(), symbolic=False)
+    (found,) = [f for n in graph.nodes if n.op == "call_function" and (f := finalize_at(n, prover))]
+    made = Tail(found, found.result, list(found.nodes))
+    grow(made, prover)
+    check_writes(made)
+    with graph.inserting_before(made.norm.result):  # a graph that was not made functional may have it
+        emit(graph, torch.ops.aten.mul_.Tensor, (found.rows, 2), like=made.end, mode=None)
+    with pytest.raises(Stopped, match="writes to what the tail reads"):
+        check_writes(made)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_second_reader_of_what_is_sent_to_other_ranks_is_named(monkeypatch, ranks):
+    monkeypatch.setattr(latent_tail_parts, "ranks_of", lambda name: ranks)
+    name = group()
+
+    def program(rows, w, idx, norm_w, up_w, shared):
+        y = select(rows, w, idx)
+        return linear(built_in(reduce(y, name), norm_w), up_w) + reduce(shared, name), y
+
+    made = Compiled(program, (CANONICALIZE, LATENT_TAIL))
+    made(*make_args(torch.float64))
+    (remark,) = made.remarks(None, "latent_tail")
+    assert remark.kind == "missed"
+    assert "has another reader: the graph's output" in remark.reason
+
+
+def test_the_shared_experts_sum_over_more_ranks_than_the_latents_stays(monkeypatch):
+    lone, other = group(), torch.distributed.new_group([0], group_desc="more ranks").group_name
+    monkeypatch.setattr(latent_tail_parts, "ranks_of", lambda name: 1 if name == lone else 2)
+
+    def program(rows, w, idx, norm_w, up_w, shared):
+        return linear(built_in(reduce(select(rows, w, idx), lone), norm_w), up_w) + reduce(shared, other)
+
+    made = Compiled(program, (CANONICALIZE, LATENT_TAIL))
+    made(*make_args(torch.float64))
+    sums = made.graphs[-1].graph.find_nodes(
+        op="call_function", target=torch.ops._c10d_functional.all_reduce.default
+    )
+    assert [node.args[2] for node in sums] == [other]
+    assert "k3.latent_tail.default" in made.targets()
