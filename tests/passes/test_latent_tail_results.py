@@ -240,3 +240,18 @@ def test_the_shared_experts_sum_over_more_ranks_than_the_latents_stays(monkeypat
     )
     assert [node.args[2] for node in sums] == [other]
     assert "k3.latent_tail.default" in made.targets()
+
+
+def test_a_sum_over_ranks_that_is_waited_for_twice_is_left(monkeypatch):
+    monkeypatch.setattr(latent_tail_parts, "ranks_of", lambda name: 2)
+    name, ops = group(), torch.ops._c10d_functional
+
+    def program(rows, w, idx, norm_w, up_w, shared):
+        sent = ops.all_reduce(select(rows, w, idx), "sum", name)
+        y, again = ops.wait_tensor(sent), ops.wait_tensor(sent)
+        return linear(built_in(y, norm_w), up_w) + reduce(shared, name), again + 1
+
+    made = Compiled(program, (CANONICALIZE, LATENT_TAIL))
+    made(*make_args(torch.float64))
+    (remark,) = made.remarks(None, "latent_tail")
+    assert "has another reader than one wait_tensor" in remark.reason
