@@ -9,15 +9,18 @@ read or written: one line on stderr and code 2.
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+# What the parser raises for a wrong option, argument or verb, in the click that typer is built on.
+UsageError: type[Exception] = typer.BadParameter.__base__
 VERBS = ("serve", "chat", "make-checkpoint", "explain", "inspect", "export", "diff", "doctor", "bench")
 
 
@@ -26,6 +29,14 @@ class LazyVerbs(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for name in VERBS if find_spec(module_of(name))]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb asked for; for an unknown one the nearest is named."""
+        if args and not args[0].startswith("-") and args[0] not in (known := self.list_commands(ctx)):
+            near = get_close_matches(args[0], known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(f"k3 has no verb {args[0]!r}{hint}; verbs: {', '.join(known)}")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.list_commands(ctx):
@@ -67,17 +78,34 @@ def k3() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 a verb's own "no", 2 misuse."""
     try:
-        app(args=arguments, prog_name="k3")
+        code = app(args=arguments, prog_name="k3", standalone_mode=False)
+    except UsageError as error:
+        misused(error)
+    except typer.Abort:
+        sys.exit(130)
     except ValueError as error:
         fail(str(error))
     except OSError as error:
         if error.filename is None:
             raise
         fail(f"{error.filename}: {error.strerror}")
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
 
 
-def fail(message: str) -> None:
-    """Say what is wrong and exit with code 2."""
+def misused(error: Any) -> NoReturn:
+    """One line for what typer's parser refuses; the help itself where nothing was asked for."""
+    said = error.format_message()
+    asked = error.ctx.command_path if error.ctx is not None else "k3"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(said, file=sys.stderr)
+        sys.exit(2)
+    fail(f"{said.rstrip('.')} ({asked} --help tells more)")
+
+
+def fail(message: str) -> NoReturn:
+    """Say in one line what is wrong and exit with code 2."""
+    message = "; ".join(line.strip() for line in message.splitlines()).replace(":; ", ": ")
     Console(stderr=True, soft_wrap=True).print(f"[bold red]error[/]: {escape(message)}", highlight=False)
     sys.exit(2)
 

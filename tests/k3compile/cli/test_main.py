@@ -33,6 +33,30 @@ def test_an_unknown_verb_or_flag_is_misuse(capsys):
     assert "servee" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("servee",), "k3 has no verb 'servee' (did you mean 'serve'?); verbs: "),
+        (("explain", "x", "--inne", "eager"), "--inner"),
+        (("explain",), "target"),
+        (("bench", "model", "--rounds", "many"), "'--rounds'"),
+        (("bench", "modle"), "modle"),
+        (("bench", "passes", "--inner", "aot_eagr"), "did you mean 'aot_eager'?"),
+    ],
+)
+def test_a_slip_is_one_line_that_says_what_to_write(capsys, arguments, said):
+    assert run(*arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert said in lines[0]
+
+
+def test_nothing_asked_for_shows_the_help(capsys):
+    assert run() == 2
+    shown = capsys.readouterr()
+    assert "serve" in shown.out + shown.err
+
+
 def test_a_value_error_is_one_line_and_code_2(capsys, monkeypatch):
     def no(*args, **kwargs):
         raise ValueError("bad [thing] here")
