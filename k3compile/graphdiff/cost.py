@@ -4,7 +4,7 @@
     before.at({"u1": 64, ...})      numbers, and the peak
 
 An estimate before fusion, one launch an operation; the code that Inductor makes of the graph is counted
-beside it (``k3compile.inductor_code``). A functional write costs what it writes: its target is taken to be
+beside it (``k3compile.generated``). A functional write costs what it writes: its target is taken to be
 reused where nothing else reads the old value, as inner compilers do, and copied where something does.
 """
 
@@ -26,6 +26,14 @@ SCATTERS = (
     "aten.scatter.",
 )
 FUNCTIONALIZED = "auto_functionalized"
+DYNAMO = {  # spellings of Dynamo's graphs
+    "_C._nn.linear": "aten.linear.default",
+    "matmul": "aten.mm.default",
+    "operator.matmul": "aten.mm.default",
+    "index_select": "aten.index_select.default",
+    "empty": "aten.empty.default",
+    "new_empty": "aten.new_empty.default",
+}
 
 
 def cost(snapshot: Mapping[str, Any]) -> Cost:
@@ -68,12 +76,14 @@ class Walk:
 
     def visit(self, node: Mapping[str, Any]) -> None:
         """Count one node and find whose memory its result is."""
-        target = node["target"]
+        target = aten_name(node["target"])
         inputs = list(nodes_in([node["args"], node["kwargs"]]))
         if target == "aten.copy_.default":
             self.copy_back(node)
         elif FUNCTIONALIZED in target:
             self.functionalized(node)
+        elif node.get("writes") and self.is_view(node, inputs):
+            self.in_place(node, inputs)
         elif target in FREE or not tensors_of(node["value"]) or self.is_view(node, inputs):
             self.owner[node["id"]] = self.owner.get(inputs[0]) if inputs else None
         elif target.startswith(SCATTERS):
@@ -82,6 +92,14 @@ class Walk:
             results = tensors_of(node["value"])
             self.count(work_of(self.call(node, target)), results)
             self.allocate(node["id"], results)
+
+    def in_place(self, node: Mapping[str, Any], inputs: list[int]) -> None:
+        """A write of a graph that is not functional yet: of its last tensor's rows, or of all it returns."""
+        sources = [i for i in inputs if i not in node["writes"]]
+        moved = max((size_of(self.by_id[i]["value"]) for i in sources[-1:]), default=0)
+        moved = moved or size_of(node["value"])
+        self.owner[node["id"]] = self.owner.get(inputs[0])
+        self.count(Work(read=moved, written=moved), [])
 
     def is_view(self, node: Mapping[str, Any], inputs: list[int]) -> bool:
         """Whether the only result is memory of an argument."""
@@ -204,6 +222,13 @@ class Walk:
                 last[owner] = max(last[owner], *self.readers.get(node, ()), self.place[node])
         for node, size in self.sizes.items():
             yield Life(self.place[node], last[node], size)
+
+
+def aten_name(target: str) -> str:
+    """The name the rules know; Dynamo's graphs spell some operations otherwise."""
+    if target.startswith("_ops."):
+        return f"{target.removeprefix('_ops.')}.default"
+    return DYNAMO.get(target.removeprefix("torch."), target)
 
 
 def nodes_in(argument: Any) -> Iterator[int]:

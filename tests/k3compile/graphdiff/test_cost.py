@@ -6,7 +6,9 @@ from k3compile.passes.snapshot import snapshot
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import k3compile
 from k3compile.graphdiff.cost import cost
+from k3compile.options import pass_names
 
 
 def cost_of(function, *inputs, tracing_mode="fake"):
@@ -100,3 +102,17 @@ def test_a_view_keeps_what_it_shows_alive():
 def test_another_schema_is_refused():
     with pytest.raises(ValueError, match=r"schema is 'k3report/1'; a cost needs a k3graph/1 snapshot"):
         cost({"schema": "k3report/1"})
+
+
+def test_a_graph_of_dynamo_costs_what_its_functional_form_does():
+    def function(x, w, i, y):
+        out = (x @ w).index_select(0, i)
+        out.index_copy_(0, i, y)
+        return torch.nn.functional.linear(out, w).relu()
+
+    inputs = torch.randn(6, 4), torch.randn(4, 4), torch.arange(3), torch.randn(3, 4)
+    stages = k3compile.capture(function, *inputs, options={"disable": pass_names()})[0]
+    dynamo, aten = (cost(stages.stage(name).snapshot) for name in ("captured", "aten"))
+    assert dynamo.launches == aten.launches == 5
+    assert dynamo.flops == aten.flops
+    assert dynamo.allocations == aten.allocations
