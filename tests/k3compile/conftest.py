@@ -13,3 +13,12 @@ def own_reports(tmp_path, monkeypatch):
     report.forget()
     yield folder
     report.forget()
+
+
+@pytest.fixture
+def fresh_cache():
+    """An Inductor cache of this test: its passes run, whatever an earlier test compiled."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        yield

@@ -262,7 +262,7 @@ def test_what_inductor_would_get_wrong_is_compiled_by_aot_eager():
     made = report.latest()
     assert made.inner == "aot_eager"
     assert made.notes[0].startswith(
-        "compiled with aot_eager: k3.short_conv.default(window) is a strided view"
+        "compiled with aot_eager: k3.short_conv_export.default(window) is a strided view"
     )
 
 

@@ -156,7 +156,8 @@ def test_kimi_linear_has_a_graph_a_kind_too_whatever_mode_its_pools_were_made_in
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_two_hundred_mixes_make_no_new_graph(inner):
-    model = small_model(SMALL, torch.float32)
+    # bits are compared in float64: in float32 the latent tail has an implementation that rounds otherwise
+    model = small_model(SMALL, torch.float64 if inner == "aot_eager" else torch.float32)
     pools, own = pools_of(model), pools_of(model)
     forward = compile_forward(model, pools, CompileOptions(inner=inner))
     generator = random.Random(1)

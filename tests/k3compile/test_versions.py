@@ -242,7 +242,7 @@ def test_a_graph_with_two_bodies_is_not_said_to_be_what_the_inner_compiler_alone
 
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("inner", INNERS)
-def test_ranges_are_used_where_dynamo_may_break_its_graph_too(bodies, inner, dynamic):
+def test_ranges_are_used_where_dynamo_may_break_its_graph_too(bodies, inner, dynamic, fresh_cache):
     def f(x, i):
         y = x + 1
         torch._dynamo.graph_break()
