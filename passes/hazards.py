@@ -4,6 +4,7 @@
     y = scatter(x, ...); copy_(x, f(y))   f reads rows of y that are being written
     op(x, x!)                             a clone of x was dropped: op reads its own writes
     copy_(a, ...); copy_(b, a)            a copy of a was dropped: b gets the new a
+    v = x * 2; op(v, x!); v + 1           v is computed again after op has written x
 
 Each is reported upstream; with our rewrites or without, the graph is then better compiled by somebody else.
 The rules are wider than the mistakes: what is never right to guess is refused.
@@ -29,6 +30,7 @@ NEUTRAL = {  # with this second argument the result is the first
     aten.add.Tensor: 0,
     aten.sub.Tensor: 0,
 }
+CARRIED_OUT = {COPY, aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 PARTIAL = {  # write the second argument over a part of the first
     aten.slice_scatter.default,
     aten.select_scatter.default,
@@ -39,7 +41,13 @@ PARTIAL = {  # write the second argument over a part of the first
 def hazards(graph: fx.Graph) -> list[str]:
     """What of ``graph`` Inductor may compute wrongly, as sentences; none for nearly every graph."""
     copies = [node for node in graph.find_nodes(op="call_function", target=COPY) if is_input(node.args[0])]
-    return [*dict.fromkeys([*reads_own_writes(graph), *stale_copies(copies), *lost_versions(graph, copies)])]
+    found = [
+        *reads_own_writes(graph),
+        *stale_copies(copies),
+        *lost_versions(graph, copies),
+        *late_reads(graph),
+    ]
+    return [*dict.fromkeys(found)]
 
 
 def is_input(node: fx.Node) -> bool:
@@ -81,6 +89,48 @@ def reads_own_writes(graph: fx.Graph) -> Iterator[str]:
         read = [a for k, v in node.kwargs.items() if k != "_all_bases" for a in nodes_in(v)]
         if any(origin(a) in written for a in read):
             yield f"{op_name(node)} reads a copy of what it writes"
+
+
+def late_reads(graph: fx.Graph) -> Iterator[str]:
+    """Values made of what a functionalised op writes, before it does, and read afterwards.
+
+    Inductor keeps such a value as a formula over the memory it read; where the op needs it as well, it is
+    computed again after the op, from the new content.
+    """
+    order = positions(graph)
+    for call in graph.nodes:
+        if call.target not in AUTO_FUNCTIONALIZED:
+            continue
+        for base in [b for b in call.kwargs.get("_all_bases") or () if isinstance(b, fx.Node)]:
+            for value in formulas(origin(base), call, order):
+                if late := [u for u in value.users if order[u] > order[call]]:
+                    yield f"{late[0].name} reads {value.name}, made before {op_name(call)} writes {base.name}"
+
+
+def formulas(root: fx.Node, call: fx.Node, order: dict[fx.Node, int]) -> set[fx.Node]:
+    """What is computed from the memory of ``root`` before ``call`` by operations that may not be carried out
+    before somebody needs them. Views are not among them: a later read of one keeps the op from reusing it."""
+    found: set[fx.Node] = set()
+    seen, todo = {root}, [root]
+    while todo:
+        for user in todo.pop().users:
+            if user in seen or order[user] > order[call] or not delayed(user):
+                continue
+            seen.add(user)
+            todo.append(user)
+            if origin(user) is not root or user.target in COPIES:
+                found.add(user)
+    return found
+
+
+def delayed(node: fx.Node) -> bool:
+    """Whether Inductor may keep the result of ``node`` as a formula."""
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace in ("aten", "prims")
+        and target not in CARRIED_OUT
+    )
 
 
 def nodes_in(argument: object) -> list[fx.Node]:

@@ -59,6 +59,12 @@ def middle_version_returned(x, y):
     return first
 
 
+def formula_given_and_read_again(x, y):
+    z = x * 2
+    torch.ops.k3test.rev_into(z[:3].clone(), x)
+    return z + 1
+
+
 def all_rows_given_beside_the_written(x, y):
     """Right under Inductor alone; our rewrite makes the scatter a slice of everything, which it drops."""
     y.index_copy_(0, torch.arange(4), x * 1)
@@ -93,6 +99,18 @@ def made_here(x, y):
     return z + z.flip(0), z
 
 
+def product_given_and_read_again(x, y):
+    z = x @ x
+    torch.ops.k3test.rev_into(z[:3].clone(), x)
+    return z + 1
+
+
+def view_read_before(x, y):
+    z = x[:2] * 3
+    torch.ops.k3test.rev_into(z, x)
+    return x * 2
+
+
 def op_on_two_tensors(x, y):
     torch.ops.k3test.rev_into(y, x)
     return x + y
@@ -108,8 +126,18 @@ WRONG = {  # program -> what is said of its functional graph
     clone_given_beside_the_written: "reads a copy of what it writes",
     written_by_an_op_then_zeroed: "makes a version of arg",
     middle_version_returned: "after it was written over",
+    formula_given_and_read_again: "made before k3test.rev_into writes",
 }
-RIGHT = (cache, cache_of_columns, written_twice, put_then_only_read, made_here, op_on_two_tensors)
+RIGHT = (
+    cache,
+    cache_of_columns,
+    written_twice,
+    put_then_only_read,
+    made_here,
+    op_on_two_tensors,
+    product_given_and_read_again,
+    view_read_before,
+)
 
 
 def arguments(fn):
