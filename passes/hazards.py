@@ -5,6 +5,7 @@
     op(x, x!)                             a clone of x was dropped: op reads its own writes
     copy_(a, ...); copy_(b, a)            a copy of a was dropped: b gets the new a
     v = x * 2; op(v, x!); v + 1           v is computed again after op has written x
+    x[i] = f(x)                           rows of x are read that are being written
 
 Each is reported upstream; with our rewrites or without, the graph is then better compiled by somebody else.
 The rules are wider than the mistakes: what is never right to guess is refused.
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 
 import torch
 from k3compile.passes.aliasing import COPIES, SCATTERS, functional_bases, passes_through
-from k3compile.passes.graph import AUTO_FUNCTIONALIZED, op_name, positions, tensor
+from k3compile.passes.graph import AUTO_FUNCTIONALIZED, arguments, op_name, positions, tensor
 from k3compile.passes.in_place import viewed
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
@@ -46,6 +47,7 @@ def hazards(graph: fx.Graph) -> list[str]:
         *stale_copies(copies),
         *lost_versions(graph, copies),
         *late_reads(graph),
+        *old_versions_read(graph, copies),
     ]
     return [*dict.fromkeys(found)]
 
@@ -111,16 +113,89 @@ def formulas(root: fx.Node, call: fx.Node, order: dict[fx.Node, int]) -> set[fx.
     """What is computed from the memory of ``root`` before ``call`` by operations that may not be carried out
     before somebody needs them. Views are not among them: a later read of one keeps the op from reusing it."""
     found: set[fx.Node] = set()
-    seen, todo = {root}, [root]
+    shows, todo = {root}, [root]
+    while todo:
+        node = todo.pop()
+        for user in node.users:
+            if user in found or user in shows or order[user] > order[call] or not delayed(user):
+                continue
+            (shows if node in shows and viewed(user) is node else found).add(user)
+            todo.append(user)
+    return found
+
+
+def old_versions_read(graph: fx.Graph, copies: list[fx.Node]) -> Iterator[str]:
+    """Formulas over what an input held before something was written into a part of it.
+
+    Harmless where they end in that write alone and read the very rows it writes.
+    """
+    written = {node.args[0] for node in copies}
+    for node in graph.nodes:
+        for value, base in versions(node):
+            maker = node if node.target in SCATTERS else value
+            if first_version(base) not in written:
+                continue
+            for reader in formulas_over(base):
+                if reader is not node and not (same_rows(reader, maker) and ends_in(reader, maker)):
+                    yield f"{reader.name} reads {base.name}, a part of which {op_name(node)} writes"
+
+
+def first_version(value: fx.Node) -> fx.Node:
+    """The tensor that a value is a version of, through views and writes."""
+    while True:
+        value = origin(value)
+        if value.target in SCATTERS:
+            value = value.args[0]
+        elif value.target is operator.getitem and value.args[0].target in AUTO_FUNCTIONALIZED:
+            bases = [base for new, base in versions(value.args[0]) if new is value]
+            if not bases:
+                return value
+            value = bases[0]
+        else:
+            return value
+
+
+def formulas_over(base: fx.Node) -> list[fx.Node]:
+    """The operations that read ``base``, or a view of it, and may be carried out later."""
+    found, todo = [], [base]
+    while todo:
+        node = todo.pop()
+        for user in node.users:
+            if viewed(user) is node:
+                todo.append(user)
+            elif delayed(user) and not (user.target in SCATTERS and user.args[0] is node):
+                found.append(user)
+    return found
+
+
+def ends_in(node: fx.Node, maker: fx.Node) -> bool:
+    """Whether everything that is computed from ``node`` goes into ``maker``."""
+    seen, todo = {node}, [node]
     while todo:
         for user in todo.pop().users:
-            if user in seen or order[user] > order[call] or not delayed(user):
-                continue
-            seen.add(user)
-            todo.append(user)
-            if origin(user) is not root or user.target in COPIES:
-                found.add(user)
-    return found
+            if user is not maker and not delayed(user):
+                return False
+            if user is not maker and user not in seen:
+                seen.add(user)
+                todo.append(user)
+    return True
+
+
+def same_rows(read: fx.Node, scatter: fx.Node) -> bool:
+    """Whether ``read`` gathers the rows that ``scatter`` writes."""
+    pairs = {
+        aten.slice_scatter.default: (aten.slice.Tensor, ("dim", "start", "end", "step")),
+        aten.select_scatter.default: (aten.select.int, ("dim", "index")),
+        aten.index_copy.default: (aten.index_select.default, ("dim", "index")),
+        aten.index_put.default: (aten.index.Tensor, ("indices",)),
+        aten._unsafe_index_put.default: (aten._unsafe_index.Tensor, ("indices",)),
+        aten.index_add.default: (aten.index_select.default, ("dim", "index")),
+    }
+    target, names = pairs.get(scatter.target, (None, ()))
+    if read.target is not target:
+        return False
+    ours, theirs = arguments(read), arguments(scatter)
+    return all(str(ours[name]) == str(theirs[name]) for name in names)
 
 
 def delayed(node: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from compiled import Compiled
-from hazard_programs import RIGHT, WRONG, arguments
+from hazard_programs import REFUSED_TOO, RIGHT, WRONG, arguments
 from k3compile.passes.aliasing import COPIES
 from k3compile.passes.hazards import hazards, lineage, origin, versions
 from k3compile.passes.in_place import functional_writes
@@ -45,6 +45,11 @@ def test_a_hazard_is_named_with_its_clones_and_without(fn, passes):
 @pytest.mark.parametrize("fn", RIGHT, ids=lambda fn: fn.__name__)
 def test_what_inductor_computes_rightly_is_left_to_it(fn, passes):
     assert hazards(graph_of(fn, passes)) == []
+
+
+@pytest.mark.parametrize("fn", REFUSED_TOO, ids=lambda fn: fn.__name__)
+def test_the_rules_are_wider_than_the_mistakes(fn):
+    assert hazards(graph_of(fn))
 
 
 @pytest.mark.parametrize("name", ordinary())
