@@ -6,6 +6,7 @@ from torch import fx
 
 from k3compile import inner
 
+
 def graph(target, *args, **kwargs) -> fx.GraphModule:
     """One call of ``target`` on the graph's input."""
     made = fx.Graph()

@@ -44,9 +44,7 @@ def test_what_cannot_be_measured_is_refused(given, said):
 
 def test_without_transformers_one_line_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(
-        ValueError, match="needs transformers with Kimi-Linear: pip install"
-    ):
+    with pytest.raises(ValueError, match="needs transformers with Kimi-Linear: pip install"):
         hf.bench()
 
 
