@@ -147,7 +147,6 @@ WRONG = {  # program -> what is said of its functional graph
     middle_version_returned: "after it was written over",
     formula_given_and_read_again: "made before k3test.rev_into writes",
     put_of_its_own_rows: "a part of which",
-    copied_whole_before_an_op_writes: "made before k3test.rev_into writes",
 }
 RIGHT = (
     cache,
@@ -158,7 +157,7 @@ RIGHT = (
     rows_scaled_in_their_place,
 )
 # Inductor computes these rightly; what tells them from others that it does not is too fine to rely on.
-REFUSED_TOO = (written_twice, put_then_only_read, view_read_before)
+REFUSED_TOO = (written_twice, put_then_only_read, view_read_before, copied_whole_before_an_op_writes)
 
 
 def arguments(fn):
