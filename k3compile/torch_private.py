@@ -106,9 +106,7 @@ def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
 
 def fresh_tracing(values: Sequence[Any]) -> AbstractContextManager[Any]:
     """A compile within the compile, on the same fake mode, that leaves the outer one's notes alone."""
-    from torch._guards import TracingContext, tracing
-
-    return tracing(TracingContext(detect_fake_mode(values)))
+    return tracing_with(detect_fake_mode(values))
 
 
 def function_compiled() -> object:
@@ -155,7 +153,7 @@ def on_real_tensors() -> AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
-def tracing_with(mode: FakeTensorMode) -> AbstractContextManager[Any]:
+def tracing_with(mode: FakeTensorMode | None) -> AbstractContextManager[Any]:
     """A compile outside Dynamo that takes the inputs to be what ``mode`` made of them."""
     from torch._guards import TracingContext, tracing
 
