@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import reversing_op  # noqa: F401  (declares the op that programs call)
 import torch
 from alias_programs import program
 from alias_writer import CALLS, Program, arguments, written
@@ -254,7 +255,6 @@ def complaint(one: Program, depth: str, variant: int, error: Exception) -> str:
 
 def run(depth: str, first: int, count: int) -> dict[str, float]:
     """Check ``count`` programs from ``first``; totals. Raises AssertionError with the smallest program."""
-    rev_into()
     started, seed = time.perf_counter(), first
     totals = {"programs": 0, "applied": 0, "missed": 0}
     while totals["programs"] < count:
@@ -284,22 +284,6 @@ def run_part(depth: str, first: int, part: int, parts: int) -> None:
     totals = run(depth, first + part * count, count)
     print(totals)
     assert totals["programs"] >= count
-
-
-def rev_into() -> None:
-    """Declare the test op where no test session has: last row first, so that it reads its own writes."""
-    if hasattr(torch.ops.k3test, "rev_into"):
-        return
-    global _library
-    _library = torch.library.Library("k3test", "FRAGMENT")
-
-    def reverse_into(source: torch.Tensor, target: torch.Tensor) -> None:
-        for row in range(source.shape[0]):
-            target[source.shape[0] - 1 - row] = source[row]
-
-    _library.define("rev_into(Tensor source, Tensor(a!) target) -> ()")
-    _library.impl("rev_into", reverse_into, "CompositeExplicitAutograd")
-    torch.library.register_fake("k3test::rev_into", lambda source, target: None, lib=_library)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What Inductor would compute wrongly is compiled by aot_eager, is right, and the report says so."""
 
 import pytest
+import reversing_op  # noqa: F401  (declares the op that programs call)
 import torch
 from hazard_programs import RIGHT, WRONG, all_rows_given_beside_the_written, arguments
 from hf_models import kimi_linear, prompt
@@ -11,14 +12,7 @@ from torch._inductor import config
 from k3compile import adopt, inner, report
 from k3compile.forward import compile_forward
 
-pytestmark = [pytest.mark.usefixtures("own_reports", "test_op"), pytest.mark.inductor]
-
-
-@pytest.fixture(scope="module", name="test_op")
-def declared():
-    from alias_fuzz import rev_into
-
-    rev_into()
+pytestmark = [pytest.mark.usefixtures("own_reports"), pytest.mark.inductor]
 
 
 def outcome(fn, compiled):
