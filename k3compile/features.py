@@ -6,9 +6,10 @@ worth. An optimisation whose requirement is off is *inert*: asked for, but with 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import combinations
 from typing import Literal
 
 TENSOR_PARALLEL = "tensor_parallel"  # a requirement that is a fact of the launch, not a feature
@@ -115,6 +116,15 @@ def resolve(
         else:
             settings[feature.name] = Setting("on", "asked for")
     return settings
+
+
+def subsets(tensor_parallel: int = 1) -> Iterator[frozenset[str]]:
+    """Every set of features in which none is inert on so many ranks, smaller ones first."""
+    for size in range(len(FEATURES) + 1):
+        for chosen in combinations(FEATURES, size):
+            settings = resolve(chosen, tensor_parallel=tensor_parallel)
+            if all(settings[name].on for name in chosen):
+                yield frozenset(chosen)
 
 
 def has(requirement: str, settings: dict[str, Setting], tensor_parallel: int) -> bool:

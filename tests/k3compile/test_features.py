@@ -1,6 +1,6 @@
 import pytest
 
-from k3compile.features import CAPABILITIES, FEATURES, OPTIMISATIONS, expand, resolve
+from k3compile.features import CAPABILITIES, FEATURES, OPTIMISATIONS, expand, resolve, subsets
 
 
 def test_all_means_every_optimisation_and_no_capability():
@@ -54,3 +54,13 @@ def test_what_a_pass_needs_of_a_runtime_is_the_callers_to_have_where_no_runtime_
         "the runtime's own features are not"
     )
     assert resolve("baseline", serving=False)["state_export"].state == "off"
+
+
+def test_every_legal_subset_is_listed_once_and_none_with_an_inert_feature():
+    found = list(subsets())
+    assert len(found) == len(set(found)) == 4 * 5 * 5, "two free, three sets over prefix_cache, over speculate"
+    assert not any("offload" in s and "prefix_cache" not in s for s in found)
+    assert not any("context_parallel" in s for s in found)
+    assert frozenset() in found
+    assert frozenset(FEATURES) - {"context_parallel"} in found
+    assert len(list(subsets(tensor_parallel=2))) == 2 * len(found)
