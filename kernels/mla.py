@@ -141,43 +141,83 @@ def absorbed(
 ) -> None:
     """Rows of about the same few queries, longest context first, over blocks of their context."""
     rows = sorted(rows, key=lambda row: -row.context)
+    folded = fold(q, kv, rows, scale, pages.shape[2])
+    context = torch.tensor([row.context for row in rows], device=q.device).unsqueeze(1)  # [R, 1]
+    limit = context - folded.count + folded.place + 1  # [R, most] tokens a query sees
+    limit = limit.repeat_interleave(q.shape[1], 1)  # [R, most * H]
+    extents = [(row.request, row.context) for row in rows]
+    unfold(online_softmax(folded.query, limit, extents, pages, table, kv.shape[2]), kv, folded, out)
+
+
+class Folded(NamedTuple):
+    """The few queries of each request as one matrix, padded with the last: its context is read once."""
+
+    query: Tensor  # [R, most * H, L+r], kv_b applied and scaled
+    tokens: Tensor  # [R, most] their token rows
+    place: Tensor  # [R, most] 0, 1, .., count - 1, count - 1
+    count: Tensor  # [R, 1]
+
+
+def fold(q: Tensor, kv: Tensor, rows: list[Row], scale: float, width: int) -> Folded:
+    """q [T, H, n+r], kv [H, n+v, L], rows of some queries each, width L+r of a page's row."""
     heads, latent, device = q.shape[1], kv.shape[2], q.device
-    nope, most = q.shape[2] - (pages.shape[2] - latent), max(row.count for row in rows)
-    numbers = torch.tensor([(row.begin, row.count, row.context) for row in rows], device=device)
-    begin, count, context = numbers.unsqueeze(2).unbind(1)  # [R, 1] each
-    place = torch.minimum(torch.arange(most, device=device), count - 1)  # [R, most], its last repeated
-    picked = q.index_select(0, (begin + place).view(-1)).to(kv.dtype) * scale  # [R * most, H, n+r]
-    query = picked.new_empty(len(rows) * most, heads, pages.shape[2])
+    nope, most = q.shape[2] - (width - latent), max(row.count for row in rows)
+    numbers = torch.tensor([(row.begin, row.count) for row in rows], device=device)
+    begin, count = numbers.unsqueeze(2).unbind(1)  # [R, 1] each
+    place = torch.minimum(torch.arange(most, device=device), count - 1)
+    tokens = begin + place
+    picked = q.index_select(0, tokens.view(-1)).to(kv.dtype) * scale  # [R * most, H, n+r]
+    query = picked.new_empty(len(rows) * most, heads, width)
     query[..., :latent] = torch.bmm(picked[..., :nope].transpose(0, 1), kv[:, :nope]).transpose(0, 1)
     query[..., latent:] = picked[..., nope:]
-    query = query.view(len(rows), most * heads, -1)
-    limit = (context - count + place + 1).repeat_interleave(heads, 1)  # [R, most * H] tokens a query sees
-    mixed = online_softmax(query, limit, context, pages, table, rows, latent)
-    mixed = mixed.view(-1, heads, latent).transpose(0, 1)  # [H, R * most, L]
-    result = torch.bmm(mixed, kv[:, nope:].mT).transpose(0, 1).to(out.dtype)  # [R * most, H, v]
-    tokens = (begin + place).view(-1)
+    return Folded(query.view(len(rows), most * heads, width), tokens, place, count)
+
+
+def unfold(mixed: Tensor, kv: Tensor, folded: Folded, out: Tensor) -> None:
+    """Expand mixed [R, most * H, L] to values and put each query's into out [T, H, v]."""
+    heads, value = out.shape[1:]
+    most = folded.tokens.shape[1]
+    mixed = mixed.view(-1, heads, kv.shape[2]).transpose(0, 1)  # [H, R * most, L]
+    result = torch.bmm(mixed, kv[:, -value:].mT).transpose(0, 1).to(out.dtype)  # [R * most, H, v]
+    tokens = folded.tokens.view(-1)
     if most > 1:
-        keep = (torch.arange(most, device=device) < count).view(-1)
+        keep = (torch.arange(most, device=out.device) < folded.count).view(-1)
         tokens, result = tokens[keep], result[keep]
     out.index_copy_(0, tokens, result)
 
 
 def online_softmax(
-    query: Tensor, limit: Tensor, context: Tensor, pages: Tensor, table: Tensor, rows: list[Row], latent: int
+    query: Tensor,
+    limit: Tensor,
+    extents: list[tuple[int, int]],
+    pages: Tensor,
+    table: Tensor,
+    latent: int,
+    start: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Softmax over each row's context, block by block, of its latents: [R, Q, L+r] -> [R, Q, L]."""
-    most = rows[0].context
-    step = max(pages.shape[1], BLOCK_ELEMENTS // (len(rows) * query.shape[2]))
-    top = query.new_full((*query.shape[:2], 1), -torch.inf)
-    total, mixed = torch.zeros_like(top), query.new_zeros(*query.shape[:2], latent)
+    """Softmax over each row's context, block by block, of its latents: [R, Q, L+r] -> [R, Q, L].
+
+    limit [R, Q]: tokens a query sees. extents: (request, tokens) of each row, longest first. start: peak
+    [R, Q, 1], sum of weights [R, Q, 1] and weighted latents [R, Q, L] of what was met before, changed.
+    """
+    most = extents[0][1]
+    context = torch.tensor([tokens for _, tokens in extents], device=query.device).unsqueeze(1)
+    step = max(pages.shape[1], BLOCK_ELEMENTS // (len(extents) * query.shape[2]))
+    if start is None:
+        top = query.new_full((*query.shape[:2], 1), -torch.inf)
+        start = top, torch.zeros_like(top), query.new_zeros(*query.shape[:2], latent)
+        alone = most <= step
+    else:
+        alone = False
+    top, total, mixed = start
     for first in range(0, most, step):
-        here = [row.request for row in rows if row.context > first]
+        here = [request for request, tokens in extents if tokens > first]
         n = len(here)
         tokens = torch.arange(first, min(first + step, most), device=query.device)
         known = fetch(pages, table, here, torch.minimum(tokens, context[:n] - 1)).to(query.dtype)
         scores = torch.bmm(query[:n], known.mT)
         scores.masked_fill_(tokens >= limit[:n, :, None], -torch.inf)
-        if most <= step:
+        if alone:
             return torch.bmm(scores.softmax(-1), known[..., :latent])
         peak = torch.maximum(top[:n], scores.amax(-1, keepdim=True))
         weights = scores.sub_(peak).exp_()

@@ -210,7 +210,7 @@ RULES: dict[str, Callable[[Call], Work]] = {
     },
     **{f"k3.{name}": short_conv for name in ("short_conv", "short_conv_verify", "short_conv_export")},
     "k3.mla_write": mla_write,
-    "k3.mla_attend": mla_attend,
+    **{f"k3.{name}": mla_attend for name in ("mla_attend", "mla_attend_block")},
     "k3.experts_unfinalized": experts,
     "k3.experts_unfinalized_dense": experts,
     "k3.latent_tail": latent_tail,

@@ -41,6 +41,7 @@ RAGGED = {
     "kda_commit": [(6, 0, "R"), (7, 0, "R")],
     "mla_write": [(0, 0, "T"), (2, 0, "R"), (3, 0, "R"), (4, 0, "R1")],
     "mla_attend": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R"), (5, 0, "R1")],
+    "mla_attend_block": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R"), (5, 0, "R1"), (6, 0, "T")],
     "experts_unfinalized": [(0, 0, "T"), (1, 0, "T")],
     "experts_unfinalized_dense": [(0, 0, "T"), (1, 0, "T")],
 }
@@ -104,7 +105,8 @@ def test_an_opened_form_equals_the_meaning(name, dtype):
         assert_within(outcome(declared.open_form, name, args), want, declared.tolerance.of(dtype))
 
 
-PADDED = ["short_conv", "short_conv_verify", "mla_write", "mla_attend"]  # take token rows past cu[-1]
+PADDED = ["short_conv", "short_conv_verify"]  # take token rows past cu[-1]
+PADDED += ["mla_write", "mla_attend", "mla_attend_block"]
 
 
 @pytest.mark.parametrize("rows", [[], [0], [3, 0, 2]], ids=str)
@@ -122,6 +124,7 @@ def test_opened_forms_do_not_read_token_rows_that_belong_to_nobody(name, rows):
         "short_conv_verify": (x, weight, window, slots, cu, records),
         "mla_write": (x, pages, table, seen, cu),
         "mla_attend": (x.view(-1, 2, 6), kv_b, pages, table, seen, cu, 0.5),
+        "mla_attend_block": (x.view(-1, 2, 6), kv_b, pages, table, seen, cu, x, 0.5),
     }[name]
     got, want = outcome(OPS[name].open_form, name, args), outcome(OPS[name].meaning, name, args)
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
