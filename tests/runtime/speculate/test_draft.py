@@ -13,5 +13,5 @@ def test_a_draft_of_which_only_tokens_are_known_is_one_hot_and_of_unknown_confid
 
 @pytest.mark.parametrize("verb", ["observe", "propose", "forget"])
 def test_every_verb_says_what_it_takes(verb):
-    assert list(inspect.signature(getattr(Drafter, verb)).parameters)[0] == "self"
+    assert next(iter(inspect.signature(getattr(Drafter, verb)).parameters)) == "self"
     assert inspect.getdoc(getattr(Drafter, verb))
