@@ -15,68 +15,35 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .cache import wipe
+from .cache import writes
 from .cache.cache import Cache
 from .engine_config import EngineConfig
 from .request import FinishReason, Request
 from .sampler import Choice, Sampler, TokenLogprobs
-from .scheduler import Progress, Result, Scheduler, Work
+from .scheduler import Progress, Result, Scheduler, Verdict, Work
+from .speculate.speculation import Speculation
 from .stats import Counters, EngineStats
-from .step import Step, build
+from .step import Batch, Step, build
+from .updates import EngineClosed, Goodbye, Live, OnUpdate, QueueFull, Update
+
+__all__ = ["Engine", "EngineClosed", "ForwardFn", "OnUpdate", "QueueFull", "Update"]
 
 log = logging.getLogger(__name__)
 
 ForwardFn = Callable[[Step], tuple[Tensor, Tensor]]
 
 
-class QueueFull(RuntimeError):
-    """Too many requests wait; try again later."""
+class Ran(NamedTuple):
+    """What a forward pass gave."""
 
-
-class EngineClosed(RuntimeError):
-    """The engine is stopping or has died; it takes no more requests."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a request got in one step. ``finish`` is set in its last one. Counts are totals so far.
-
-    error: why it failed, with finish "error". cached_tokens: prompt tokens that were not run again.
-    """
-
-    request_id: str
-    tokens: list[int]
-    logprobs: list[TokenLogprobs] | None
-    finish: FinishReason | None
-    error: str | None
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-
-
-OnUpdate = Callable[[Update], None]
-
-
-@dataclass
-class Live:
-    """A request in the engine and whom to tell. Times are monotonic seconds."""
-
-    request: Request
-    on_update: OnUpdate
-    last_token: float | None = None
-
-
-class Goodbye(NamedTuple):
-    """A request that is to end, and how that is counted."""
-
-    id: str
-    reason: FinishReason
+    batch: Batch
+    taps: Tensor
+    choices: dict[Request, Choice]
 
 
 class Engine:
@@ -96,8 +63,9 @@ class Engine:
         vocab_size: int,
         eos_ids: Sequence[int] | frozenset[int] = (),
         *,
-        pools: wipe.Pools = (),
+        pools: writes.Pools = (),
         device: str | torch.device = "cpu",
+        speculation: Speculation | None = None,
     ) -> None:
         self.config = config
         self.pools = pools
@@ -107,7 +75,8 @@ class Engine:
         self.max_model_len = config.max_model_len or cache.capacity
         self.scheduler = Scheduler(config.limits(self.max_model_len), cache, self.eos_ids)
         self.sampler = Sampler(self.eos_ids)
-        self._forward = forward
+        self.speculation = speculation or Speculation()
+        self._next_forward = forward
         self._logits = logits
         self._device = device
         self._live: dict[str, Live] = {}  # engine thread only
@@ -118,12 +87,18 @@ class Engine:
         self._closed: str | None = None  # why no more requests are taken
         self._deadline: float | None = None  # when draining gives up
         self._counters = Counters()
+        self._switch()
         if config.poison:
-            wipe.poison_all(pools)
+            writes.poison_all(pools)
 
     def use(self, forward: ForwardFn) -> None:
-        """Run ``forward`` from the next step on."""
-        self._forward = forward
+        """Run ``forward`` from the next step on. Thread-safe."""
+        self._next_forward = forward
+
+    def _switch(self) -> None:
+        """Take the forward of this step; whether it exports decides how prompts are cut."""
+        self._forward = self._next_forward
+        self._exports = self.scheduler.exports = bool(getattr(self._forward, "exports", False))
 
     def submit(self, request: Request, on_update: OnUpdate) -> None:
         """Queue a request; ``on_update`` is called on the engine thread, at least once, the last time with
@@ -219,46 +194,74 @@ class Engine:
     def step(self) -> bool:
         """Take what came in and run one step; False when there is nothing to run. One thread at a time."""
         self._take_inbox()
+        self._switch()
         if self.scheduler.idle:
             return False
         work = self.scheduler.plan()
         self._counters.step_started = time.monotonic()
-        choices: dict[Request, Choice] = {}
+        ran: Ran | None = None
         try:
-            choices = self._run(work)
-            results = [result_of(w, choices.get(w.request)) for w in work]
+            ran = self._run(work)
+            results = [result_of(w, ran.choices.get(w.request)) for w in work]
+            verdicts = self.scheduler.judge(results)
+            self.speculation.settle(ran.batch, verdicts)
         except Exception as error:  # a forward can fail in any way: its requests end, the others go on
             log.exception("step %d failed with %d requests in it", self._counters.steps, len(work))
             self._counters.failed_steps += 1
             self._counters.last_error = f"{type(error).__name__}: {error}"
-            results = [Result(w, error=self._counters.last_error) for w in work]
+            verdicts, ran = self._failed(work, self._counters.last_error), None
         except BaseException:  # Ctrl-C offline: the books must be right for the next call
-            self._finish(work, [Result(w, error="interrupted") for w in work], {})
+            self._finish(self._failed(work, "interrupted"), {})
             raise
-        self._finish(work, results, choices)
+        self._finish(verdicts, ran.choices if ran else {})
+        self._speculate(ran)
         return True
 
-    def _finish(self, work: list[Work], results: list[Result], choices: dict[Request, Choice]) -> None:
-        """Close the step's books and tell everybody what they got."""
+    def _failed(self, work: list[Work], error: str) -> list[Verdict]:
+        return self.scheduler.judge([Result(w, error=error) for w in work])
+
+    def _finish(self, verdicts: list[Verdict], choices: dict[Request, Choice]) -> None:
+        """Close the step's books, write what the cache asks, and tell everybody what they got."""
         self._counters.step_started = None
         self._counters.steps += 1
-        self._counters.rows += sum(w.count for w in work)
-        for progress in self.scheduler.commit(results):
-            choice = choices.get(progress.request)
-            listed = [choice.logprobs] if choice and choice.logprobs and progress.tokens else None
-            self._deliver(progress, listed)
+        self._counters.rows += sum(v.work.count for v in verdicts)
+        progress = self.scheduler.commit(verdicts)
+        self._write()
+        for gained in progress:
+            choice = choices.get(gained.request)
+            listed = choice.logprobs[: len(gained.tokens)] if choice and choice.logprobs else None
+            self._deliver(gained, listed or None)
 
     @torch.no_grad()
-    def _run(self, work: list[Work]) -> dict[Request, Choice]:
+    def _run(self, work: list[Work]) -> Ran:
         """One forward pass: the choice for each request that gets a token."""
-        wipe.apply(self.pools, self.cache.take_writes())
-        batch = build(work, self.config.max_num_seqs, self.config.num_drafts, self._device)
-        hidden, _ = self._forward(batch.step)
+        self._write()
+        config = self.config
+        batch = build(work, config.max_num_seqs, config.num_drafts, self._device, self._exports)
+        hidden, taps = self._forward(batch.step)
+        if not self._exports:
+            ends = [w for w in batch.work if w.checkpoint]
+            assert all(w.checkpoint == w.request.seen + w.count for w in ends), "a state inside a row"
+            writes.copy(self.pools, [w.slot for w in ends], [w.checkpoint_slot for w in ends])
         if not batch.samples:
-            return {}
+            return Ran(batch, taps, {})
         owners = [w.request for w in batch.samples]
         logits = self._logits(hidden.index_select(0, batch.logit_rows))
-        return dict(zip(owners, self.sampler.sample(logits, owners)))
+        chosen = self.sampler.sample(logits, owners, [w.drafts for w in batch.samples])
+        return Ran(batch, taps, dict(zip(owners, chosen, strict=True)))
+
+    def _write(self) -> None:
+        writes.apply(self.pools, self.cache.take_writes())
+
+    @torch.no_grad()
+    def _speculate(self, ran: Ran | None) -> None:
+        """Feed the drafter and get drafts for the requests that decode next."""
+        for request in self.scheduler.take_gone():
+            self.speculation.forget(request)
+        if ran is not None:
+            self.speculation.observe(ran.batch.step, ran.taps)
+            running = self.scheduler.decoding()
+            self.speculation.propose(running, [self.cache.holding(r) for r in running])
 
     def _queued(self) -> int:
         """Requests that wait, under the lock. One that was aborted during a long step waits no more, though
@@ -295,7 +298,7 @@ class Engine:
             del self._live[request.id]
             with self._wake:
                 self._known.discard(request.id)
-        if not tell(live, tokens, logprobs, finish, error):
+        if not live.tell(tokens, logprobs, finish, error):
             self.abort(request.id)
 
     def _count(self, live: Live, tokens: int, finish: FinishReason | None) -> None:
@@ -341,30 +344,12 @@ class Engine:
             waiting = [item for item in self._inbox if isinstance(item, Live)]
             self._inbox.clear()
         for live in [*self._live.values(), *waiting]:
-            tell(live, [], None, "error", reason)
+            live.tell([], None, "error", reason)
         self._live.clear()
-
-
-def tell(
-    live: Live,
-    tokens: list[int],
-    logprobs: list[TokenLogprobs] | None,
-    finish: FinishReason | None,
-    error: str | None,
-) -> bool:
-    """Call the listener; False when it failed."""
-    request = live.request
-    update = Update(request.id, tokens, logprobs, finish, error, request.prompt_tokens, request.output_tokens)
-    try:
-        live.on_update(update)
-    except Exception:  # a listener's fault must not end the service of the others
-        log.exception("on_update of request %s failed; the request is dropped", request.id)
-        return False
-    return True
 
 
 def result_of(work: Work, choice: Choice | None) -> Result:
     """A piece of work's part of the step: nothing for a chunk inside the prompt."""
     if choice is None:
         return Result(work)
-    return Result(work, error=choice.error) if choice.error else Result(work, [choice.token])
+    return Result(work, error=choice.error) if choice.error else Result(work, choice.tokens)

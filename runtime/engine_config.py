@@ -7,6 +7,21 @@ from dataclasses import dataclass
 from .budget import DraftCost, Limits
 
 DEFAULT_CACHE_BYTES = 1 << 30
+MOST_DRAFTS = 16
+LEAST = {
+    "page_size": 1,
+    "max_waiting": 1,
+    "num_pages": 2,
+    "kv_cache_bytes": 1,
+    "block_size": 1,
+    "prefix_match_unit": 1,
+    "retention_interval": 0,
+    "num_checkpoints": 0,
+    "num_drafts": 0,
+    "offload_host_bytes": 0,
+    "offload_disk_bytes": 0,
+}
+CHOICES = {"draft_sampling": ("probabilistic", "greedy"), "verification": ("block", "standard")}
 
 
 @dataclass(frozen=True)
@@ -17,11 +32,24 @@ class EngineConfig:
     state slot. page_size: tokens of a latent page. num_pages: latent pages, the null page among them.
     kv_cache_bytes: instead of num_pages, bytes for latents and state together (neither: up to 1 GiB, no more
     than max_num_seqs requests of max_model_len can use). max_model_len: prompt and output of one request
-    (None: what the model and the pages allow). num_drafts: drafts a request may have verified in a step.
+    (None: what the model and the pages allow).
     draft_limit: rows of one draft pass (None: max_num_batched_tokens). adaptive_budget: charge drafts only
     for requests in the step. long_prefill_tokens: the least chunk of a prompt that is longer than a step,
-    when several share it. granule: prefill chunks end on its multiples where they can. max_waiting: requests
-    in the queue before submit refuses. poison: fill freed pages and slots with NaN (debugging).
+    when several share it. max_waiting: requests in the queue before submit refuses. poison: fill freed pages
+    and slots with NaN (debugging).
+
+    prefix_cache: keep prefixes and run none of them twice. block_size: tokens from one kept state to the next
+    (None: as many as take the bytes of a state). prefix_match_unit: tokens to which a hit is exact, a divisor
+    of block_size (None: block_size). retention_interval: tokens between the states that stay when a prompt is
+    through (None: block_size, 0: only ends of prompts and where prompts part). num_checkpoints: slots of kept
+    states (None: in proportion to the pages).
+
+    num_drafts: drafts a request may have verified in a step, 0 to 16. state_replay: verify against one state
+    and replay what was accepted, instead of a state for each draft. draft_sampling: probabilistic or greedy.
+    verification: block or standard, for sampled requests. adaptive_verification: verify only drafts that pay.
+
+    offload_host_bytes: host memory for prefixes that leave the pools. offload_dir: folder for those that
+    leave the host. offload_disk_bytes: how much it may hold.
     """
 
     max_num_batched_tokens: int = 2048
@@ -30,29 +58,71 @@ class EngineConfig:
     num_pages: int | None = None
     kv_cache_bytes: int | None = None
     max_model_len: int | None = None
-    num_drafts: int = 0
     draft_limit: int | None = None
     adaptive_budget: bool = True
     long_prefill_tokens: int = 256
-    granule: int = 1
     max_waiting: int = 1024
     poison: bool = False
+    prefix_cache: bool = False
+    block_size: int | None = None
+    prefix_match_unit: int | None = None
+    retention_interval: int | None = None
+    num_checkpoints: int | None = None
+    num_drafts: int = 0
+    state_replay: bool = True
+    draft_sampling: str = "probabilistic"
+    verification: str = "block"
+    adaptive_verification: bool = False
+    offload_host_bytes: int = 0
+    offload_dir: str | None = None
+    offload_disk_bytes: int = 0
 
     def __post_init__(self) -> None:
-        least = {"page_size": 1, "num_drafts": 0, "max_waiting": 1, "num_pages": 2, "kv_cache_bytes": 1}
         wrong = [
             f"{name} must be at least {low}, got {value}"
-            for name, low in least.items()
+            for name, low in LEAST.items()
             if (value := getattr(self, name)) is not None and value < low
         ]
         if self.num_pages is not None and self.kv_cache_bytes is not None:
             wrong.append("num_pages and kv_cache_bytes size the same thing: give one of them")
+        if not wrong:  # what follows divides
+            wrong += self._cache_objections()
+        wrong += self._draft_objections()
         try:
             self.limits(self.max_model_len or 1 << 40)
         except ValueError as error:
             wrong.append(str(error))
         if wrong:
             raise ValueError("; ".join(wrong))
+
+    def _cache_objections(self) -> list[str]:
+        """What is wrong with the sizes of blocks, and with tiers that nothing fills."""
+        wrong = []
+        block, unit, kept = self.block_size, self.prefix_match_unit, self.retention_interval
+        for name in ("block_size", "prefix_match_unit"):
+            size = getattr(self, name)
+            if self.prefix_cache and size is not None and size % self.page_size:
+                wrong.append(f"{name}={size} is no multiple of page_size={self.page_size}: hits fill pages")
+        if block is not None and unit is not None and block % unit:
+            wrong.append(f"prefix_match_unit={unit} does not divide block_size={block}")
+        if kept and block is not None and kept % block:
+            wrong.append(f"retention_interval={kept} is no multiple of block_size={block}: no state is there")
+        if self.prefix_cache and self.num_checkpoints == 0:
+            wrong.append("num_checkpoints=0 leaves prefix_cache nowhere to keep a state: give 1 or more")
+        if not self.prefix_cache and (self.offload_host_bytes or self.offload_dir):
+            wrong.append("offload keeps what leaves the prefix cache: set prefix_cache, or leave it out")
+        if self.offload_disk_bytes and self.offload_dir is None:
+            wrong.append(f"offload_disk_bytes={self.offload_disk_bytes:,} without offload_dir: say where")
+        return wrong
+
+    def _draft_objections(self) -> list[str]:
+        wrong = []
+        if self.num_drafts > MOST_DRAFTS:
+            wrong.append(f"num_drafts must be 0 (no drafts) to {MOST_DRAFTS}, got {self.num_drafts}")
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                wrong.append(f"{name} must be {' or '.join(known)}, got {value!r}")
+        return wrong
 
     def limits(self, max_model_len: int) -> Limits:
         """The scheduler's part, for requests of at most ``max_model_len`` tokens."""
@@ -64,10 +134,15 @@ class EngineConfig:
             draft_limit=self.draft_limit,
             adaptive_budget=self.adaptive_budget,
             long_prefill_tokens=self.long_prefill_tokens,
-            granule=self.granule,
+            granule=self.block_size or 1,
         )
+
+    @property
+    def slots_per_request(self) -> int:
+        """State slots that a running request owns: one, or one for each state it may go on from."""
+        return 1 if self.state_replay else self.num_drafts + 1
 
     @property
     def num_slots(self) -> int:
         """State slots, the null slot among them."""
-        return self.max_num_seqs + 1
+        return 1 + self.max_num_seqs * self.slots_per_request + (self.num_checkpoints or 0)

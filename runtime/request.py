@@ -13,9 +13,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .speculate.draft import Draft
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -26,8 +29,8 @@ class Request:
     """One sequence to continue.
 
     id: unique among the requests that live at the same time. prompt: token ids, at least one. priority:
-    smaller runs first, then the earlier ``arrival`` (seconds, monotonic clock). Raises ValueError for an
-    empty prompt.
+    smaller runs first, then the earlier ``arrival`` (seconds, monotonic clock). cache_salt: requests share
+    cached prefixes only with those of the same salt. Raises ValueError for an empty prompt.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Request:
         *,
         arrival: float | None = None,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         if len(prompt) == 0:
             raise ValueError("prompt is empty: a request needs at least one token")
@@ -48,7 +52,10 @@ class Request:
         self.tokens = array("q", prompt)
         self.prompt_tokens = len(self.tokens)
         self.seen = 0
+        self.cache_salt = cache_salt
+        self.cached_tokens = 0  # of the prompt, found in the cache when it was first admitted
         self.drafts: list[int] = []  # proposals to verify in the next step
+        self.proposal: Draft | None = None  # where they come from
         self.stop_ids = frozenset(self.params.stop_token_ids)
         self.finish: FinishReason | None = None
         self.preemptions = 0
@@ -69,9 +76,20 @@ class Request:
         return len(self.tokens) - self.prompt_tokens
 
     @property
+    def room(self) -> int:
+        """Tokens that may still be generated, as far as the request itself says."""
+        most = self.params.max_tokens
+        return 1 << 62 if most is None else most - self.output_tokens
+
+    @property
     def unseen(self) -> int:
         """Tokens known but not yet run through the model."""
         return len(self.tokens) - self.seen
+
+    def propose(self, draft: Draft | None) -> None:
+        """Replace the drafts to verify in the next step; None drops them."""
+        self.proposal = draft
+        self.drafts = [] if draft is None else draft.tokens
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -94,9 +112,7 @@ def cut(
     """
     params = request.params
     done = request.output_tokens
-    room = max_model_len - len(request.tokens)
-    if params.max_tokens is not None:
-        room = min(room, params.max_tokens - done)
+    room = min(request.room, max_model_len - len(request.tokens))
     kept: list[int] = []
     for token in tokens:
         kept.append(token)

@@ -31,10 +31,12 @@ class TokenLogprobs(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a row got. ``error`` says why it got nothing."""
+    """What a request got: one token, and one more for each draft that was accepted. ``error`` says why it got
+    nothing. ``logprobs``: one entry a token, where they were asked for.
+    """
 
-    token: int
-    logprobs: TokenLogprobs | None = None
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
 
 
@@ -45,8 +47,14 @@ class Sampler:
         self.eos_ids = eos_ids
         self._generators: WeakKeyDictionary[Request, torch.Generator] = WeakKeyDictionary()
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[Choice]:
-        """One choice for each row of ``logits`` [N, V]; ``requests`` names the owner of each row."""
+    def sample(
+        self, logits: Tensor, requests: Sequence[Request], drafts: Sequence[int] | None = None
+    ) -> list[Choice]:
+        """One choice for each request, from its rows of ``logits`` [N, V].
+
+        drafts: how many of its drafts each request had verified (None: none); it has a row more than those.
+        """
+        assert not any(drafts or ()), "drafts cannot be verified yet"
         raw = logits.to(torch.promote_types(logits.dtype, torch.float32))
         broken = (~torch.isfinite(raw.amax(-1))).tolist()  # argmax of NaN would be a token like any other
         scores = adjust(raw, requests, self.eos_ids)
@@ -83,7 +91,9 @@ class Sampler:
                 i: list_logprobs(row, tokens[i], requests[i].params.logprobs) for i, row in zip(asked, table)
             }
         return [
-            Choice(-1, error="the model's logits are not finite") if bad else Choice(token, listed.get(i))
+            Choice([], error="the model's logits are not finite")
+            if bad
+            else Choice([token], [listed[i]] if i in listed else None)
             for i, (token, bad) in enumerate(zip(tokens, broken))
         ]
 

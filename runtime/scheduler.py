@@ -4,7 +4,8 @@
        ^                  |
        +----- preempt ----+       pages and slot go back, seen = 0
 
-``plan()`` picks the work and moves nothing but pages and slots; ``commit()`` moves the counters. Running
+``plan()`` picks the work and moves nothing but pages and slots; ``judge()`` says what is kept of what came
+out, and ``commit()`` moves the counters, after the states have been brought to where they say. Running
 requests come first, in service order, decodes and unfinished prompts alike; then waiting ones while they
 fit. When pages run out the newest request yields. Plain Python without torch, linear in the number of
 requests.
@@ -33,6 +34,9 @@ class Work(NamedTuple):
     samples: bool  # the rows reach the last known token, so a token comes out
     slot: int
     pages: array  # int64 page ids, in token order
+    checkpoint: int = 0  # token count whose state the step must leave behind, 0 for none
+    checkpoint_slot: int = 0  # where
+    scratch: Sequence[int] = ()  # slots of the candidate states of a verify row, when states are not replayed
 
 
 class Result(NamedTuple):
@@ -41,6 +45,18 @@ class Result(NamedTuple):
     work: Work
     tokens: Sequence[int] = ()
     error: str | None = None
+
+
+class Verdict(NamedTuple):
+    """What is kept of a result. A request that is gone, or that failed, keeps nothing."""
+
+    work: Work
+    tokens: list[int]  # those the request keeps, a stop token among them
+    rows: int  # of the work's, from its first: their tokens are in the cache from now on
+    finish: FinishReason | None = None
+    error: str | None = None
+    checkpoint: int = 0  # of a verify row: token count inside or at the end of ``rows`` whose state is wanted
+    checkpoint_slot: int = 0  # where
 
 
 class Progress(NamedTuple):
@@ -66,7 +82,9 @@ class Scheduler:
         self.waiting: list[Request] = []  # by rank
         self.running: list[Request] = []  # by rank
         self.preemptions = 0
+        self.exports = False  # whether the forward leaves checkpoints inside a row
         self._planned = False
+        self._gone: list[Request] = []  # ended or thrown out, and nobody was told
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError when it could never run, however empty the engine is."""
@@ -127,30 +145,32 @@ class Scheduler:
             room -= count + charge
         return work
 
-    def commit(self, results: Sequence[Result]) -> list[Progress]:
+    def judge(self, results: Sequence[Result]) -> list[Verdict]:
+        """What each request keeps of its result; the counters stay. May be asked again, as when what follows
+        fails.
+        """
+        return [self._verdict(result) for result in results]
+
+    def commit(self, verdicts: Sequence[Verdict]) -> list[Progress]:
         """Move the counters by what the step did; finished requests leave and give their pages and slot
         back.
         """
         self._planned = False
         progress, ended = [], False
-        for work, tokens, error in results:
-            request = work.request
+        for verdict in verdicts:
+            request = verdict.work.request
             if request.finish is not None:
                 continue  # aborted while the step ran
-            request.drafts = []
-            if error is None:
-                kept, finish = cut(request, tokens, self.eos_ids, self.limits.max_model_len)
-            else:
-                kept, finish = [], "error"
-            # Of the drafts, the accepted ones are in the cache; each came out as a token, and one more did.
-            request.seen += work.count if not work.drafts else work.count - work.drafts + len(kept) - 1
-            request.tokens.extend(kept)
-            if finish is not None:
-                request.finish = finish
+            request.propose(None)
+            request.seen += verdict.rows
+            request.tokens.extend(verdict.tokens)
+            if verdict.finish is not None:
+                request.finish = verdict.finish
                 self.cache.release(request)
+                self._gone.append(request)
                 ended = True
-            if kept or finish is not None:
-                progress.append(Progress(request, kept, finish, error))
+            if verdict.tokens or verdict.finish is not None:
+                progress.append(Progress(request, verdict.tokens, verdict.finish, verdict.error))
         if ended:
             self.running = [r for r in self.running if r.finish is None]
         return progress
@@ -163,6 +183,7 @@ class Scheduler:
         queue = self.waiting if request in self.waiting else self.running
         queue.remove(request)
         self.cache.release(request)
+        self._gone.append(request)
         return True
 
     def preempt(self, request: Request) -> None:
@@ -170,10 +191,32 @@ class Scheduler:
         self.running.remove(request)
         self.cache.release(request)
         request.seen = 0
-        request.drafts = []
+        request.propose(None)
+        self._gone.append(request)
         request.preemptions += 1
         self.preemptions += 1
         insort(self.waiting, request, key=rank_of)
+
+    def take_gone(self) -> list[Request]:
+        """The requests that ended or were thrown out since the last call."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def decoding(self) -> list[Request]:
+        """The running requests that decode next and can use a draft: those with room for two tokens more."""
+        longest = self.limits.max_model_len
+        return [r for r in self.running if r.unseen == 1 and min(r.room, longest - len(r.tokens)) > 1]
+
+    def _verdict(self, result: Result) -> Verdict:
+        work, tokens, error = result
+        if work.request.finish is not None:
+            return Verdict(work, [], 0)
+        if error is not None:
+            return Verdict(work, [], 0, "error", error)
+        kept, finish = cut(work.request, tokens, self.eos_ids, self.limits.max_model_len)
+        # Of the drafts, the accepted ones are in the cache; each came out as a token, and one more did.
+        rows = work.count if not work.drafts else work.count - work.drafts + len(kept) - 1
+        return Verdict(work, kept, rows, finish)
 
     def _count(self, request: Request, room: int, share: int) -> int:
         """Rows for a request: all it needs, cut to the room and, for a prompt longer than a step, to its

@@ -48,12 +48,18 @@ class Batch(NamedTuple):
 
 
 def build(
-    work: Sequence[Work], max_requests: int, max_drafts: int = 0, device: str | torch.device = "cpu"
+    work: Sequence[Work],
+    max_requests: int,
+    max_drafts: int = 0,
+    device: str | torch.device = "cpu",
+    exports: bool = False,
 ) -> Batch:
     """Lay a plan out as tensors on ``device``.
 
-    max_requests: length of the export columns, which never changes. max_drafts: K. A piece of one row is a
-    decode row whether it comes from a prompt or not; the others keep the plan's order inside their class.
+    max_requests: length of the export columns, which never changes. max_drafts: K. exports: whether the
+    forward writes checkpoints itself; without it the columns are zero and whoever runs the step copies. A
+    piece of one row is a decode row whether it comes from a prompt or not; the others keep the plan's order
+    inside their class.
     """
     verify = [w for w in work if w.drafts]
     decode = [w for w in work if w.count == 1 and not w.drafts]
@@ -63,7 +69,7 @@ def build(
 
     tokens, slots, seen, logit_rows = array("q"), array("q"), array("q"), array("q")
     pages = array("q", bytes(8 * len(rows) * width))
-    for i, (request, count, drafts, samples, slot, held) in enumerate(rows):
+    for i, (request, count, drafts, samples, slot, held, *_) in enumerate(rows):
         start = request.seen
         tokens.extend(request.tokens[start : start + count - drafts])
         if drafts:
@@ -81,6 +87,7 @@ def build(
         return torch.tensor(values, dtype=torch.int64, device=device)
 
     counts = [sum(w.count for w in part) for part in (verify, decode, prefill)]
+    export_offset, export_slot = export_columns(rows[len(verify) :] if exports else [], max_requests)
     step = Step(
         tokens=column(tokens),
         spans=torch.tensor(counts, dtype=torch.int64),
@@ -89,9 +96,27 @@ def build(
         slots=column(slots),
         seen=column(seen),
         pages=column(pages).view(len(rows), width),
-        scratch=torch.zeros(len(verify), max_drafts + 1, dtype=torch.int64, device=device),
+        scratch=scratch_slots(verify, max_drafts + 1).to(device),
         anchor=torch.ones(len(verify), dtype=torch.int64, device=device),
-        export_offset=torch.zeros(max_requests, dtype=torch.int32, device=device),
-        export_slot=torch.zeros(max_requests, dtype=torch.int32, device=device),
+        export_offset=export_offset.to(device),
+        export_slot=export_slot.to(device),
     )
     return Batch(step, rows, [w for w in rows if w.samples], column(logit_rows))
+
+
+def export_columns(others: Sequence[Work], length: int) -> tuple[Tensor, Tensor]:
+    """Offset into its row and slot of each checkpoint of the other rows, [length] int32 both."""
+    columns = torch.zeros(2, length, dtype=torch.int32)
+    for i, work in enumerate(others):
+        if work.checkpoint:
+            columns[0, i], columns[1, i] = work.checkpoint - work.request.seen, work.checkpoint_slot
+    return columns[0], columns[1]
+
+
+def scratch_slots(verify: Sequence[Work], width: int) -> Tensor:
+    """[Rv, width] the slots of candidate states, 0 where a request has none."""
+    slots = torch.zeros(len(verify), width, dtype=torch.int64)
+    for i, work in enumerate(verify):
+        if work.scratch:
+            slots[i, : len(work.scratch)] = torch.tensor(work.scratch)
+    return slots

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..forward import compile_forward, null_step, unbacked_rows
 from ..options import CompileOptions
-from ..runtime.cache.wipe import clear
+from ..runtime.cache.writes import clear
 from ..runtime.checkpoint import make_checkpoint
 from ..runtime.model import DecoderLayer, Model
 from ..runtime.step import Step

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from k3compile.runtime.cache.pools import KdaPools
-from k3compile.runtime.cache.wipe import clear
+from k3compile.runtime.cache.writes import clear
 from small_models import SMALL, SMALL_LINEAR, Row, make_step, small_model
 
 from k3compile.forward import CompiledForward, compile_forward, null_step, slots_of

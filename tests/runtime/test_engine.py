@@ -108,7 +108,7 @@ def test_random_traffic_with_aborts_gives_everybody_their_tokens(toy, seed):
         page_size=rng.choice([4, 8]),
         max_num_batched_tokens=rng.choice([6, 17, 64]),
         max_num_seqs=rng.choice([2, 5]),
-        granule=rng.choice([1, 8]),
+        block_size=rng.choice([1, 8]),
     )
     requests, heard = traffic(rng, 120, toy, longest=40), {}
     todo = list(requests)

@@ -33,8 +33,8 @@ def test_contradictions_are_refused(settings, message):
 
 
 def test_all_of_them_come_at_once():
-    with pytest.raises(ValueError, match=r"page_size .*; max_waiting .*; granule must"):
-        EngineConfig(page_size=0, max_waiting=0, granule=0)
+    with pytest.raises(ValueError, match=r"page_size .*; max_waiting .*; block_size must"):
+        EngineConfig(page_size=0, max_waiting=0, block_size=0)
 
 
 def test_settings_cannot_change_behind_the_engines_back():

@@ -15,7 +15,7 @@ WAYS = {
     "whole prompts": {},
     "budget 64": {"max_num_batched_tokens": 64},
     "budget 5": {"max_num_batched_tokens": 5},
-    "four slots on granule 64": {"max_num_batched_tokens": 200, "granule": 64, "max_num_seqs": 4},
+    "four slots on blocks of 64": {"max_num_batched_tokens": 200, "block_size": 64, "max_num_seqs": 4},
     "few pages": {"few_pages": True, "max_num_batched_tokens": 256},
 }
 

@@ -124,8 +124,8 @@ def test_greedy_takes_the_lowest_of_equal_ids_in_any_width():
     for width in (3, 64, 1000, 163_840):
         scores = torch.zeros(1, width)
         scores[0, [width // 2, width - 1]] = 5.0
-        assert Sampler().sample(scores, [request(temperature=0.0)])[0].token == width // 2
-    assert Sampler().sample(torch.zeros(1, 163_840), [request(temperature=0.0)])[0].token == 0
+        assert Sampler().sample(scores, [request(temperature=0.0)])[0].tokens[0] == width // 2
+    assert Sampler().sample(torch.zeros(1, 163_840), [request(temperature=0.0)])[0].tokens[0] == 0
 
 
 def test_greedy_ignores_whatever_only_concerns_chance():
@@ -173,7 +173,7 @@ def test_a_seed_gives_the_same_tokens_in_whatever_company():
         for step in range(20):
             scores = logits(len(rows), seed=1000 + step)
             scores[place] = logits(1, seed=step)[0]
-            out.append(sampler.sample(scores, rows)[place].token)
+            out.append(sampler.sample(scores, rows)[place].tokens[0])
         return out
 
     alone = tokens(0, 0)
@@ -186,14 +186,14 @@ def test_unseeded_requests_differ_from_one_another_and_from_run_to_run():
 
     def run():
         sampler, owner = Sampler(), request()
-        return tuple(sampler.sample(scores, [owner])[0].token for _ in range(20))
+        return tuple(sampler.sample(scores, [owner])[0].tokens[0] for _ in range(20))
 
     assert len({run() for _ in range(5)}) == 5
 
 
 def test_negative_and_huge_seeds_work():
     for seed in (-(2**63), -1, 2**64 - 1):
-        assert 0 <= Sampler().sample(torch.zeros(1, V), [request(seed=seed)])[0].token < V
+        assert 0 <= Sampler().sample(torch.zeros(1, V), [request(seed=seed)])[0].tokens[0] < V
 
 
 def test_a_finished_requests_generator_is_not_kept():
@@ -212,41 +212,41 @@ def test_logprobs_are_the_models_own_before_penalties_and_temperature():
     ]
     first, second = Sampler().sample(scores, rows)
     table = scores.double().log_softmax(-1)
-    assert first.token != 7
-    assert first.logprobs.token == first.token
-    assert first.logprobs.logprob == pytest.approx(table[0, first.token].item(), abs=1e-5)
-    assert [i for i, _ in first.logprobs.top] == table[0].topk(3).indices.tolist()
-    assert first.logprobs.top[0][0] == 7
-    assert second.logprobs.top == ()
-    assert second.logprobs.logprob == pytest.approx(table[1].max().item(), abs=1e-5)
+    assert first.tokens != [7]
+    assert first.logprobs[0].token == first.tokens[0]
+    assert first.logprobs[0].logprob == pytest.approx(table[0, first.tokens[0]].item(), abs=1e-5)
+    assert [i for i, _ in first.logprobs[0].top] == table[0].topk(3).indices.tolist()
+    assert first.logprobs[0].top[0][0] == 7
+    assert second.logprobs[0].top == ()
+    assert second.logprobs[0].logprob == pytest.approx(table[1].max().item(), abs=1e-5)
 
 
 def test_equal_logprobs_are_listed_by_id():
     scores = torch.zeros(1, V)
     scores[0, [9, 30, 31]] = 1.0
     (choice,) = Sampler().sample(scores, [request(temperature=0.0, logprobs=5)])
-    assert [i for i, _ in choice.logprobs.top] == [9, 30, 31, 0, 1]
+    assert [i for i, _ in choice.logprobs[0].top] == [9, 30, 31, 0, 1]
 
 
 def test_more_logprobs_than_the_vocabulary_has_list_all_of_it():
     (choice,) = Sampler().sample(logits(1), [request(logprobs=100)])
-    assert len(choice.logprobs.top) == V
-    assert sum(math.exp(p) for _, p in choice.logprobs.top) == pytest.approx(1.0, abs=1e-5)
+    assert len(choice.logprobs[0].top) == V
+    assert sum(math.exp(p) for _, p in choice.logprobs[0].top) == pytest.approx(1.0, abs=1e-5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 1}, {"logprobs": 2}])
 def test_a_row_that_is_not_finite_is_an_error_and_its_neighbours_are_not(bad, params):
     scores = logits(3)
-    alone = [Sampler().sample(scores[i : i + 1], [request(seed=1)])[0].token for i in (0, 2)]
+    alone = [Sampler().sample(scores[i : i + 1], [request(seed=1)])[0].tokens[0] for i in (0, 2)]
     scores[1, 5] = bad
     first, second, third = Sampler().sample(scores, [request(seed=1), request(**params), request(seed=1)])
     assert second.error == "the model's logits are not finite"
-    assert [first.token, third.token] == alone
+    assert [first.tokens[0], third.tokens[0]] == alone
     assert (first.error, third.error) == (None, None)
 
 
 def test_bfloat16_logits_are_judged_in_float32():
     scores = logits(1).bfloat16()
     (choice,) = Sampler().sample(scores, [request(temperature=0.0, logprobs=1)])
-    assert choice.logprobs.logprob == pytest.approx(scores.float().log_softmax(-1).max().item(), abs=1e-6)
+    assert choice.logprobs[0].logprob == pytest.approx(scores.float().log_softmax(-1).max().item(), abs=1e-6)

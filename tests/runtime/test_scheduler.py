@@ -38,7 +38,7 @@ def turn(scheduler: Scheduler) -> dict[str, int]:
     """One step; the rows each request got."""
     work = scheduler.plan()
     assert len({w.slot for w in work}) == len(work)
-    scheduler.commit(answer(work))
+    scheduler.commit(scheduler.judge(answer(work)))
     return {w.request.id: w.count for w in work}
 
 
@@ -264,7 +264,7 @@ def test_a_request_aborted_while_its_step_runs_gets_nothing():
     first, second = add(scheduler, [4, 4])
     work = scheduler.plan()
     scheduler.abort(first)
-    assert [p.request for p in scheduler.commit(answer(work))] == [second]
+    assert [p.request for p in scheduler.commit(scheduler.judge(answer(work)))] == [second]
     assert (first.finish, first.output) == ("abort", [])
 
 
@@ -272,7 +272,8 @@ def test_a_failed_piece_of_work_ends_its_request_alone():
     scheduler = make()
     first, second = add(scheduler, [4, 4])
     work = scheduler.plan()
-    progress = scheduler.commit([Result(work[0], error="broken"), Result(work[1], [5])])
+    results = [Result(work[0], error="broken"), Result(work[1], [5])]
+    progress = scheduler.commit(scheduler.judge(results))
     assert [(p.request, p.finish, p.error) for p in progress] == [
         (first, "error", "broken"),
         (second, None, None),
@@ -310,7 +311,7 @@ def test_drafts_are_rows_to_verify_and_only_accepted_ones_count():
     request.drafts = [3, 4, 5]
     (work,) = scheduler.plan()
     assert (work.count, work.drafts, work.samples) == (4, 3, True)
-    scheduler.commit([Result(work, [3, 9])])  # one of three accepted, and the next token
+    scheduler.commit(scheduler.judge([Result(work, [3, 9])]))  # one of three accepted, and the next token
     assert (request.seen, request.output, request.unseen, request.drafts) == (6, [2, 3, 9], 1, [])
 
 
@@ -394,7 +395,7 @@ def milliseconds_a_step(requests: int, rounds: int = 30) -> float:
         planned = time.thread_time() - start
         results = answer(work)
         start = time.thread_time()
-        scheduler.commit(results)
+        scheduler.commit(scheduler.judge(results))
         times.append(planned + time.thread_time() - start)
         assert len(work) == requests
     return sorted(times)[rounds // 2] * 1e3

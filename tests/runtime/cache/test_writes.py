@@ -1,7 +1,7 @@
 """Zeros for those who come, NaN for those who went, nothing anywhere else."""
 
 import torch
-from k3compile.runtime.cache import wipe
+from k3compile.runtime.cache import writes
 from k3compile.runtime.cache.cache import Writes
 
 
@@ -15,7 +15,7 @@ def filled(toy):
 
 def test_clearing_zeroes_state_and_window_of_the_slot_alone(toy):
     kda, mla = pools = filled(toy)
-    wipe.apply(pools, Writes([], [], [2]))
+    writes.apply(pools, Writes([], [], [2]))
     for tensor in (kda.state, kda.window):
         assert (tensor[2] == 0).all()
         assert (tensor[[0, 1, 3]] == 7).all()
@@ -24,7 +24,7 @@ def test_clearing_zeroes_state_and_window_of_the_slot_alone(toy):
 
 def test_poison_reaches_every_tensor_of_the_slot_and_page_alone(toy):
     kda, mla = pools = filled(toy)
-    wipe.apply(pools, Writes([3], [1, 4], []))
+    writes.apply(pools, Writes([3], [1, 4], []))
     for tensor in kda:
         assert tensor[3].isnan().all()
         assert (tensor[:3] == 7).all()
@@ -34,7 +34,7 @@ def test_poison_reaches_every_tensor_of_the_slot_and_page_alone(toy):
 
 def test_a_slot_freed_and_taken_again_ends_up_cleared(toy):
     kda, _ = pools = filled(toy)
-    wipe.apply(pools, Writes([1], [], [1]))
+    writes.apply(pools, Writes([1], [], [1]))
     assert (kda.state[1] == 0).all()
     assert (kda.window[1] == 0).all()
     assert kda.rec_u[1].isnan().all()
@@ -45,12 +45,12 @@ def test_views_of_one_big_tensor_are_written_through():
 
     big = torch.full((2, 3, 4), 7.0)  # layers, slots, values
     layers = [KdaPools(*[big[i]] * 6) for i in range(2)]
-    wipe.apply(layers, Writes([], [], [1]))
+    writes.apply(layers, Writes([], [], [1]))
     assert (big[:, 1] == 0).all()
     assert (big[:, [0, 2]] == 7).all()
 
 
 def test_in_the_beginning_everything_is_nan(toy):
     pools = filled(toy)
-    wipe.poison_all(pools)
+    writes.poison_all(pools)
     assert all(t.isnan().all() for layer in pools for t in layer)

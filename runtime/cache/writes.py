@@ -1,4 +1,5 @@
-"""What is written into the pools between two steps: zeros for those who come, NaN for those who went.
+"""What is written into the pools between two steps: zeros for those who come, copies of states that are
+kept, NaN for those who went.
 
 A KDA state is summed into, so a stale one would silently continue somebody else's text. A latent page is
 only read where its owner wrote. The NaN is for debugging: whatever reads something freed then shows it in
@@ -47,3 +48,14 @@ def poison_all(pools: Pools) -> None:
     for layer in pools:
         for tensor in layer:
             tensor.fill_(torch.nan)
+
+
+def copy(pools: Pools, sources: Sequence[int], targets: Sequence[int]) -> None:
+    """Copy the state and the conv window of each source slot into the target slot at the same place."""
+    if not sources:
+        return
+    for layer in pools:
+        if isinstance(layer, KdaPools):
+            old, new = (torch.tensor(s, device=layer.state.device) for s in (sources, targets))
+            for tensor in (layer.state, layer.window):
+                tensor.index_copy_(0, new, tensor.index_select(0, old))

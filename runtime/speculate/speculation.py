@@ -1,0 +1,86 @@
+"""The two places where speculation enters a step: after the verdict, and after the commit.
+
+    forward -> sample, which verifies -> judge -> settle -> commit -> writes -> observe -> propose
+                                         rows    states            tiers         drafter
+
+Without a drafter nothing is proposed, so nothing is verified and there is nothing to settle.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..cache.cache import Holding
+    from ..request import Request
+    from ..scheduler import Verdict
+    from ..step import Batch, Step
+    from .draft import Draft, Drafter
+
+log = logging.getLogger(__name__)
+
+Settle = Callable[["Batch", "Sequence[Verdict]"], None]
+Trim = Callable[["Sequence[Request]", "list[Draft | None]"], "list[Draft | None]"]
+
+
+class Speculation:
+    """The drafter of an engine and what settles the states of verified rows.
+
+    settle: called with the step and what is kept of each piece of work; moves the state of each verify row
+    to the end of its kept rows and writes the checkpoint that its verdict names. trim: which proposals are
+    worth their verification, and how much of each.
+    """
+
+    def __init__(
+        self, drafter: Drafter | None = None, settle: Settle | None = None, trim: Trim | None = None
+    ) -> None:
+        self.drafter = drafter
+        self._settle = settle
+        self._trim = trim
+        self.error: str | None = None  # why the drafter was switched off
+
+    @property
+    def lookahead(self) -> int:
+        """Page positions that the drafter writes past the committed tokens."""
+        return self.drafter.lookahead if self.drafter else 0
+
+    def settle(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
+        """Bring the states of verified rows to where their requests will be after the commit."""
+        if any(v.work.drafts for v in verdicts):
+            assert self._settle is not None, "rows were verified and nothing settles their states"
+            self._settle(batch, verdicts)
+
+    def observe(self, step: Step, taps: Tensor) -> None:
+        """Let the drafter learn from the forward that just ran."""
+        if self.drafter is not None:
+            self._guarded(lambda drafter: drafter.observe(step, taps))
+
+    def propose(self, running: Sequence[Request], holdings: Sequence[Holding]) -> None:
+        """Give each of ``running``, the requests that decode next, its drafts."""
+        if self.drafter is None or not running:
+            return
+        found = self._guarded(lambda drafter: drafter.propose(running, holdings))
+        drafts = found if found is not None else [None] * len(running)
+        if self._trim is not None:
+            drafts = self._trim(running, drafts)
+        for request, draft in zip(running, drafts, strict=True):
+            request.propose(draft)
+
+    def forget(self, request: Request) -> None:
+        """The request ended or was thrown out."""
+        if self.drafter is not None:
+            self._guarded(lambda drafter: drafter.forget(request))
+
+    def _guarded(self, call: Callable[[Drafter], list | None]) -> list | None:
+        """Drafts are guesses nobody needs: a drafter that fails is switched off, and the rest goes on."""
+        try:
+            return call(self.drafter)
+        except Exception as error:
+            log.exception("the drafter failed and is switched off")
+            self.error = f"{type(error).__name__}: {error}"
+            self.drafter = None
+            return None
