@@ -101,3 +101,30 @@ def test_a_request_without_output_has_nothing_to_count():
     scores = torch.randn(1, V)
     ours = adjust(scores, [request([4, 5], frequency_penalty=1.0, presence_penalty=1.0)], EOS)
     assert torch.equal(ours, scores)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_row_after_drafts_is_one_of_a_request_that_has_generated_them(seed):
+    rng = random.Random(100 + seed)
+    requests, ahead, told = [], [], []
+    for _ in range(4):
+        owner = random_request(rng)
+        drafts = [rng.randrange(V) for _ in range(rng.randint(0, 4))]
+        for i in range(len(drafts) + 1):
+            requests.append(owner)
+            ahead.append(drafts[:i])
+            later = Request("b", owner.prompt, owner.params)
+            later.tokens.extend(owner.output + drafts[:i])
+            told.append(later)
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(len(requests), V, dtype=torch.float64, generator=generator) * 3
+    expected = torch.tensor([reference(row, r) for row, r in zip(scores.tolist(), told)]).double()
+    torch.testing.assert_close(adjust(scores, requests, EOS, ahead), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(adjust(scores, requests, EOS, ahead), adjust(scores, told, EOS))
+
+
+def test_drafts_count_towards_the_least_number_of_tokens():
+    owner = request([5], [6], min_tokens=3, stop_token_ids=(4,))
+    rows = adjust(torch.zeros(4, V), [owner] * 4, EOS, [[], [7], [7, 8], [7, 8, 9]])
+    assert [bool(row[4] == -torch.inf) for row in rows] == [True, True, False, False]
+    assert [bool(row[0] == -torch.inf) for row in rows] == [True, True, False, False]
