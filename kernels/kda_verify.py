@@ -1,10 +1,12 @@
 """KDA under speculation: verify reads the state and records, commit folds what was accepted.
 
     verify    S -> o of every row;   u, k, g of row i -> records [slot, i]       S is left alone
-    commit    S <- S exp(g_1 + .. + g_m) + sum_i u_i (k_i exp(g_{i+1} + .. + g_m))^T      i <= m accepted
+    commit    S[into] <- S exp(g_1 + .. + g_m) + sum_i u_i (k_i exp(g_{i+1} + .. + g_m))^T   i <= m accepted
 
-One state a request is enough for any number of drafts, and rolling back is committing fewer rows.
-T token rows, R requests, H heads, K and V key and value channels, C conv channels, S slots, J records a slot.
+One state a request is enough for any number of drafts, and rolling back is committing fewer rows. ``into`` is
+the slot itself, or a checkpoint's: the state at a block boundary inside the accepted rows goes there first.
+T token rows, R requests, H heads, K and V key and value channels, C conv channels, S slots, N slots with
+records, J records a slot, L layers.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .kda import kda_samples
-from .kda_chunk import SUB, Inputs, advance, apply, blocks, borrow, give_back, local, scatter
+from .kda_chunk import IN_PLACE_ELEMENTS, SUB, Inputs, advance, apply, blocks, borrow, local, scatter
 from .op import op
 from .samples import Draw
 
@@ -37,7 +39,7 @@ def kda_verify(
 ) -> Tensor:
     """The outputs of kda_prefill with the state only read; what a commit needs goes to the records.
 
-    rec_u(a!) [S, J, H, V], rec_k(b!) [S, J, H, K] and rec_g(c!) [S, J, H, K]: corrections, keys and log
+    rec_u(a!) [N, J, H, V], rec_k(b!) [N, J, H, K] and rec_g(c!) [N, J, H, K]: corrections, keys and log
     decays by slot. Raises ValueError when a row is longer than J.
     """
     out = v.new_zeros(v.shape)
@@ -106,23 +108,43 @@ def verify(
     start: int,
 ) -> None:
     """Every row as one chunk that reads its state; u, k and g go to ``records``."""
-    lengths = [end - begin for begin, end in pairwise(bounds)]
-    if not lengths or max(lengths) == 0:
-        return
     rec_u, rec_k, rec_g = records
-    if max(lengths) > rec_u.shape[1]:
-        raise ValueError(f"a verify row has {max(lengths)} tokens, the records hold {rec_u.shape[1]}")
-    rows = [r for r, n in enumerate(lengths) if n]
-    size, heads, place = -(-max(lengths) // SUB) * SUB, state.shape[1], slots.tolist()
-    part = next(blocks([bounds[r] for r in rows], [lengths[r] for r in rows], size, 1, state))
-    o, u = apply(local(inputs, part, state.dtype), borrow(state, [place[r] for r in rows]))
-    scatter(o, part, out, start)
-    u = u.view(len(rows), heads, size, -1).transpose(1, 2)  # [R, C, H, V]
-    for i, r in enumerate(rows):
-        tokens, slot, n = slice(bounds[r], bounds[r + 1]), place[r], lengths[r]
+    rows, lengths = rows_that_fit(bounds, rec_u.shape[1], "the records hold")
+    if not rows:
+        return
+    place = slots.tolist()
+    u = run(inputs, state, [place[r] for r in rows], [bounds[r] for r in rows], lengths, out, start)
+    for i, (r, n) in enumerate(zip(rows, lengths)):
+        tokens, slot = slice(bounds[r], bounds[r + 1]), place[r]
         rec_u[slot, :n] = u[i, :n]
         rec_k[slot, :n] = inputs.k[tokens]
         rec_g[slot, :n] = inputs.g[tokens]
+
+
+def rows_that_fit(bounds: list[int], most: int, holder: str) -> tuple[list[int], list[int]]:
+    """The rows that have tokens, and how many each. Raises ValueError for one longer than ``most``."""
+    lengths = [end - begin for begin, end in pairwise(bounds)]
+    if max(lengths, default=0) > most:
+        raise ValueError(f"a verify row has {max(lengths)} tokens, {holder} {most}")
+    rows = [r for r, n in enumerate(lengths) if n]
+    return rows, [lengths[r] for r in rows]
+
+
+def run(
+    inputs: Inputs,
+    state: Tensor,
+    slots: list[int],
+    begins: list[int],
+    lengths: list[int],
+    out: Tensor,
+    start: int,
+) -> Tensor:
+    """Rows as one chunk each that reads its state: outputs to ``out``, corrections u [R, C, H, V] back."""
+    size = -(-max(lengths) // SUB) * SUB
+    part = next(blocks(begins, lengths, size, 1, state))
+    o, u = apply(local(inputs, part, state.dtype), borrow(state, slots))
+    scatter(o, part, out, start)
+    return u.view(len(slots), state.shape[1], size, -1).transpose(1, 2)
 
 
 @op(writes=("state", "window"), opaque=True)
@@ -135,47 +157,78 @@ def kda_commit(
     rec_x: Tensor,
     slots: Tensor,
     accepted: Tensor,
+    into: Tensor,
 ) -> None:
-    """Advance state(a!) and window(b!) of ``slots`` [Rv] by the first ``accepted`` [Rv] recorded rows.
+    """State and window of ``slots`` [R] after the first ``accepted`` [R] recorded rows -> slots ``into`` [R].
 
-    state [S, H, V, K], window [S, 3, C], rec_u [S, J, H, V], rec_k and rec_g [S, J, H, K], rec_x [S, J, C].
-    accepted 0 leaves both alone. Raises ValueError for a negative count or one above J.
+    state(a!) [S, H, V, K], window(b!) [S, 3, C], rec_u [N, J, H, V], rec_k and rec_g [N, J, H, K],
+    rec_x [N, J, C]; or all of them with the layers of a model in front, [L, S, ..] and [L, N, ..]. into equal
+    to slots advances in place. accepted 0 copies, or leaves alone what is in place. A slot may stand in two
+    rows: its state at a block boundary to a checkpoint, and the rest in place. Raises ValueError, before
+    anything is written, for a count outside 0..J, an ``into`` twice, and one that is another row's slot.
     """
-    if accepted.numel() == 0:
+    moves = moves_of(slots, accepted, into, rec_u.shape[-3])
+    if not moves:
         return
-    low, high = accepted.min().item(), accepted.max().item()
-    if low < 0 or high > rec_u.shape[1]:
-        raise ValueError(f"accepted must lie in 0..{rec_u.shape[1]} (the recorded rows), got {low}..{high}")
-    live = [(slot, count) for slot, count in zip(slots.tolist(), accepted.tolist()) if count]
-    if not live:
-        return
-    places, device = [slot for slot, _ in live], state.device
-    index, counts = torch.tensor(live, device=device).unbind(1)
-    absent = (torch.arange(high, device=device) >= counts.unsqueeze(1))[..., None, None]  # [R, J, 1, 1]
-    u, k, g = (r[:, :high].index_select(0, index).to(state.dtype) for r in (rec_u, rec_k, rec_g))
-    u, k, g = (x.masked_fill_(absent, 0.0).transpose(1, 2).flatten(0, 1) for x in (u, k, g))  # [R * H, J, *]
+    if state.dim() == 4:  # one layer
+        state, window, rec_u, rec_k, rec_g, rec_x = (
+            pool.unsqueeze(0) for pool in (state, window, rec_u, rec_k, rec_g, rec_x)
+        )
+    index, counts, places = torch.tensor(moves, device=state.device).unbind(1)
+    high = max(count for _, count, _ in moves)
+    absent = (torch.arange(high, device=state.device) >= counts.unsqueeze(1))[..., None, None]  # [R, J, 1, 1]
+    u, k, g = (r[:, :, :high].index_select(1, index).to(state.dtype) for r in (rec_u, rec_k, rec_g))
+    u, k, g = (x.masked_fill_(absent, 0.0).transpose(2, 3).flatten(0, 2) for x in (u, k, g))  # [LRH, J, *]
     after = torch.zeros_like(g)
     after[:, :-1] = g[:, 1:].flip(1).cumsum(1).flip(1)
-    states = borrow(state, places)
-    advance(states, g.sum(1).exp(), u, k * after.exp_())
-    give_back(state, places, states)
-    for slot, count in live:
-        strip = torch.cat([window[slot], rec_x[slot, :count].to(window.dtype)])
-        window[slot] = strip[-3:]
+    if state[0, 0].numel() >= IN_PLACE_ELEMENTS:
+        for slot, _, place in moves:
+            if place != slot:
+                state[:, place] = state[:, slot]
+        states = [layer[place] for layer in state for _, _, place in moves]
+        advance(states, g.sum(1).exp(), u, k * after.exp_())
+    else:
+        some = state.index_select(1, index)
+        advance([some.flatten(0, 2)], g.sum(1).exp(), u, k * after.exp_())
+        state.index_copy_(1, places, some)
+    fresh = rec_x[:, :, :high].index_select(1, index).to(window.dtype)
+    strip = torch.cat([window.index_select(1, index), fresh], 2)  # [L, R, 3 + J, C]
+    last = counts.unsqueeze(1) + torch.arange(3, device=state.device)
+    rows = torch.arange(len(moves), device=state.device).unsqueeze(1)
+    window.index_copy_(1, places, strip[:, rows, last])
+
+
+def moves_of(slots: Tensor, accepted: Tensor, into: Tensor, most: int) -> list[tuple[int, int, int]]:
+    """(slot, count, into) of the rows that change anything; see :func:`kda_commit` for what is refused."""
+    rows = list(zip(slots.tolist(), accepted.tolist(), into.tolist(), strict=True))
+    low, high = (f((count for _, count, _ in rows), default=0) for f in (min, max))
+    if low < 0 or high > most:
+        raise ValueError(f"accepted must lie in 0..{most} (the recorded rows), got {low}..{high}")
+    moves = [row for row in rows if row[1] or row[2] != row[0]]
+    homes, places = {slot for slot, _, _ in rows}, {place for _, _, place in moves}
+    if len(places) < len(moves) or any(place != slot and place in homes for slot, _, place in moves):
+        raise ValueError(
+            f"into {into.tolist()} for slots {slots.tolist()}: a row may write its own slot or one that no "
+            "other row has or writes"
+        )
+    return moves
 
 
 @kda_commit.fake
-def _(state, window, rec_u, rec_k, rec_g, rec_x, slots, accepted) -> None:
+def _(state, window, rec_u, rec_k, rec_g, rec_x, slots, accepted, into) -> None:
     return None
 
 
 @kda_commit.samples
 def _(dtype: torch.dtype) -> Iterator[tuple]:
-    draw, slots, heads, keys, values, rows = Draw(dtype), 6, 3, 20, 12, 5
+    draw, slots, heads, keys, values, rows = Draw(dtype), 8, 3, 20, 12, 5
     channels = heads * (2 * keys + values)
-    for accepted in ([], [0], [5], [1, 0, 3]):
-        state, window = draw.normal_acc(slots, heads, values, keys), draw.normal(slots, 3, channels)
-        u, k = draw.normal_acc(slots, rows, heads, values), draw.unit(slots, rows, heads, keys)
-        g, x = -5.0 * draw.fraction(slots, rows, heads, keys), draw.normal(slots, rows, channels)
-        places = draw.choice(len(accepted), slots)
-        yield state, window, u, k, g, x, places, torch.tensor(accepted, dtype=torch.int64)
+    cases = (([], 0, ()), ([0], 0, ()), ([5], 3, ()), ([1, 0, 3], 0, ()), ([2, 0], 4, (2,)))
+    for accepted, shift, layers in cases:
+        state = draw.normal_acc(*layers, slots, heads, values, keys)
+        window = draw.normal(*layers, slots, 3, channels)
+        shape = (*layers, slots - 3, rows)  # the last slots have no records
+        u, k = draw.normal_acc(*shape, heads, values), draw.unit(*shape, heads, keys)
+        g, x = -5.0 * draw.fraction(*shape, heads, keys), draw.normal(*shape, channels)
+        places = draw.choice(len(accepted), slots - 4)
+        yield state, window, u, k, g, x, places, torch.tensor(accepted, dtype=torch.int64), places + shift

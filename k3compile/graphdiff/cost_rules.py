@@ -135,21 +135,31 @@ def attention(call: Call) -> Work:
 
 
 def delta_rule(call: Call) -> Work:
-    """A KDA op: its inputs once, the states of its slots read and (prefill) written; 7 V K H a token."""
+    """A KDA op: its inputs once, the states of its slots read; 7 V K H a token. A prefill writes the states,
+    a verify three records a token, or without records a state a token.
+    """
     inputs = [call.get(place, name) for place, name in enumerate(("q", "k", "v", "g", "beta"))]
     q, k, v, g, _ = inputs
     tokens, heads, keys = shape(q)
     states = slot_bytes(call.get(5, "state"), call.get(6, "slots"))
-    written = sum((bytes_of(t) for t in (v, k, g)), 0) if "verify" in call.target else states
+    if "states" in call.target:
+        written = entry_bytes(call.get(5, "state")) * tokens
+    else:
+        written = sum((bytes_of(t) for t in (v, k, g)), 0) if "verify" in call.target else states
     read = sum((bytes_of(t) for t in inputs), 0) + states
     return Work(read, bytes_of(v) + written, 7 * tokens * heads * keys * shape(v)[-1])
 
 
 def short_conv(call: Call) -> Work:
-    """Four taps a channel; the windows of its slots read, and moved unless it is the verify form."""
+    """Four taps a channel; the windows of its slots read, and moved. A verify writes its rows instead, or
+    without records a window a token.
+    """
     x, weight = call.get(0, "x"), call.get(1, "weight")
     windows, rows = slot_bytes(call.get(2, "window"), call.get(3, "slots")), bytes_of(x)
-    moved = rows if "verify" in call.target else windows
+    if "states" in call.target:
+        moved = entry_bytes(call.get(2, "window")) * shape(x)[0]
+    else:
+        moved = rows if "verify" in call.target else windows
     return Work(rows + windows + bytes_of(weight), rows + moved, 9 * numel(x))
 
 
@@ -205,10 +215,10 @@ RULES: dict[str, Callable[[Call], Work]] = {
     "aten.scaled_dot_product_attention": attention,
     **{
         f"k3.{name}{form}": delta_rule
-        for name in ("kda_prefill", "kda_verify")
+        for name in ("kda_prefill", "kda_verify", "kda_verify_states")
         for form in ("", "_into", "_export", "_export_into")
     },
-    **{f"k3.{name}": short_conv for name in ("short_conv", "short_conv_verify", "short_conv_export")},
+    **{f"k3.short_conv{form}": short_conv for form in ("", "_verify", "_verify_states", "_export")},
     "k3.mla_write": mla_write,
     **{f"k3.{name}": mla_attend for name in ("mla_attend", "mla_attend_block")},
     "k3.experts_unfinalized": experts,

@@ -71,7 +71,7 @@ def test_committing_m_rows_equals_a_run_that_only_saw_those(m, steep):
         window, raw = pools_of_conv([row], slots, dtype)
         strip = torch.cat([window[5], raw[5, :m]])
         k3.kda_verify(*flat, state, slots, cu, *records)
-        k3.kda_commit(state, window, *records, raw, slots, torch.tensor([m]))
+        k3.kda_commit(state, window, *records, raw, slots, torch.tensor([m]), slots)
         assert worst(state[5], recurrence(head(row, m))[1]) < bound
         assert torch.equal(window[5], strip[-3:])
         if m == 0:
@@ -83,7 +83,7 @@ def test_rows_commit_apart_and_the_next_step_goes_on_from_there():
     flat, state, slots, cu, records = batch(rows)
     window, raw = pools_of_conv(rows, slots)
     k3.kda_verify(*flat, state, slots, cu, *records)
-    k3.kda_commit(state, window, *records, raw, slots, torch.tensor(accepted))
+    k3.kda_commit(state, window, *records, raw, slots, torch.tensor(accepted), slots)
     assert torch.isnan(state[[0, 3, 4, 6]]).all()
     nexts = [
         case(2, 50 + r)._replace(state=recurrence(head(row, m))[1])
@@ -95,13 +95,61 @@ def test_rows_commit_apart_and_the_next_step_goes_on_from_there():
         assert worst(out[2 * r : 2 * r + 2], recurrence(row)[0]) < 1e-13
 
 
-@pytest.mark.parametrize(("keys", "values"), [(24, 16), (128, 128)])
+BOTH_SIZES = pytest.mark.parametrize(("keys", "values"), [(24, 16), (128, 128)])
+
+
+@BOTH_SIZES
+def test_a_state_inside_the_accepted_rows_goes_to_a_slot_without_records_and_the_rest_in_place(keys, values):
+    rows, inside, accepted = [case(6, s, keys=keys, values=values) for s in range(3)], [2, 5, 1], [5, 5, 0]
+    flat, state, slots, cu, records = batch(rows)
+    window, raw = pools_of_conv(rows, slots)
+    strips = [torch.cat([window[slot], raw[slot, :6]]) for slot in slots]
+    k3.kda_verify(*flat, state, slots, cu, *records)
+    state, window = (torch.cat([pool, torch.full_like(pool[:3], torch.nan)]) for pool in (state, window))
+    places = torch.tensor([9, 8, 10])
+    counts = torch.tensor([*inside, *accepted])
+    k3.kda_commit(state, window, *records, raw, slots.repeat(2), counts, torch.cat([places, slots]))
+    for r, row in enumerate(rows):
+        for count, slot in ((inside[r], places[r]), (accepted[r], slots[r])):
+            assert worst(state[slot], recurrence(head(row, count))[1]) < 1e-13
+            assert torch.equal(window[slot], strips[r][count : count + 3])
+
+
+def test_a_count_of_zero_copies_the_bits_elsewhere():
+    rows = [case(3), case(3, 1)]
+    flat, state, slots, cu, records = batch(rows)
+    window, raw = pools_of_conv(rows, slots)
+    k3.kda_verify(*flat, state, slots, cu, *records)
+    for counts in ([0, 0], [0, 2]):
+        k3.kda_commit(state, window, *records, raw, slots, torch.tensor(counts), torch.tensor([7, 1]))
+        assert torch.equal(state[7], rows[0].state)
+        assert torch.equal(window[7], window[5])
+
+
+@BOTH_SIZES
+def test_all_layers_in_one_call_have_the_bits_of_one_call_each(keys, values):
+    rows, layers = [case(4, s, keys=keys, values=values) for s in range(2)], []
+    for layer in range(3):
+        flat, state, slots, cu, records = batch(rows)
+        window, raw = pools_of_conv(rows, slots)
+        k3.kda_verify(*(x * (1 - 0.1 * layer) for x in flat), state, slots, cu, *records)
+        layers.append([state, window, *records, raw])
+    stacked = [torch.stack(pools) for pools in zip(*layers)]
+    slots, accepted, into = (torch.tensor(x) for x in ([5, 2, 5], [1, 3, 4], [7, 2, 5]))
+    k3.kda_commit(*stacked, slots, accepted, into)
+    for layer, pools in enumerate(layers):
+        k3.kda_commit(*pools, slots, accepted, into)
+        for all_of_them, alone in zip(stacked, pools):
+            assert torch.equal(all_of_them[layer].nan_to_num(), alone.nan_to_num())
+
+
+@BOTH_SIZES
 def test_small_and_large_states_commit_alike(keys, values):
     rows = [case(4, s, keys=keys, values=values) for s in range(3)]
     flat, state, slots, cu, records = batch(rows)
     window, raw = pools_of_conv(rows, slots)
     k3.kda_verify(*flat, state, slots, cu, *records)
-    k3.kda_commit(state, window, *records, raw, slots, torch.tensor([1, 4, 2]))
+    k3.kda_commit(state, window, *records, raw, slots, torch.tensor([1, 4, 2]), slots)
     for r, m in enumerate((1, 4, 2)):
         assert worst(state[slots[r]], recurrence(head(rows[r], m))[1]) < 1e-13
 
@@ -128,7 +176,7 @@ def test_nothing_past_the_rows_is_read_and_gaps_stay():
     assert all((pool._base[:, 1] == 0).all() for pool in pools)
     gaps, window = gapped(state), torch.randn(SLOTS, 3, 10, dtype=torch.float64)
     raw = torch.zeros(SLOTS, J, 10, dtype=torch.float64)
-    k3.kda_commit(gaps, gapped(window), *pools, raw, slots, torch.tensor([3, 1]))
+    k3.kda_commit(gaps, gapped(window), *pools, raw, slots, torch.tensor([3, 1]), slots)
     assert (gaps._base[:, 1] == 0).all()
 
 
@@ -140,4 +188,18 @@ def test_too_long_a_row_and_too_large_a_count_are_refused():
     window, raw = pools_of_conv([case(1)], slots)
     for wrong in (10, -1):
         with pytest.raises(ValueError, match=r"accepted must lie in 0\.\.9"):
-            k3.kda_commit(state, window, *records, raw, slots, torch.tensor([wrong]))
+            k3.kda_commit(state, window, *records, raw, slots, torch.tensor([wrong]), slots)
+
+
+@pytest.mark.parametrize(
+    ("slots", "into"), [([5, 2], [3, 3]), ([5, 2], [2, 2]), ([5, 2], [2, 3]), ([5, 2], [5, 5])], ids=str
+)
+def test_two_rows_may_not_meet_in_one_slot_and_nothing_is_written(slots, into):
+    _, state, homes, _, records = batch([case(3), case(3, 1)])
+    window, raw = pools_of_conv([case(3)] * 2, homes)
+    before = state.clone(), window.clone()
+    columns = [torch.tensor(x) for x in (slots, [1, 2], into)]
+    with pytest.raises(ValueError, match="its own slot or one that no other row has or writes"):
+        k3.kda_commit(state, window, *records, raw, *columns)
+    assert torch.equal(state.nan_to_num(), before[0].nan_to_num())
+    assert torch.equal(window, before[1])

@@ -26,6 +26,7 @@ RAGGED = {
     "situ": [(0, 0, "T"), (1, 0, "T")],
     "short_conv": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R1")],
     "short_conv_verify": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R1")],
+    "short_conv_verify_states": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R1"), (5, 0, "R")],
     "kda_prefill": [*((i, 0, "T") for i in range(5)), (6, 0, "R"), (7, 0, "R1")],
     "kda_prefill_into": [*((i, 0, "T") for i in range(5)), (6, 0, "R"), (7, 0, "R1"), (8, 0, "T2")],
     "short_conv_export": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R1")],
@@ -37,8 +38,16 @@ RAGGED = {
     "conv_scan_export": [(0, 0, "B"), (0, 1, "T"), (2, 0, "B")],
     "kda_verify": [*((i, 0, "T") for i in range(5)), (6, 0, "R"), (7, 0, "R1")],
     "kda_verify_into": [*((i, 0, "T") for i in range(5)), (6, 0, "R"), (7, 0, "R1"), (11, 0, "T2")],
+    "kda_verify_states": [*((i, 0, "T") for i in range(5)), (6, 0, "R"), (7, 0, "R1"), (8, 0, "R")],
+    "kda_verify_states_into": [
+        *((i, 0, "T") for i in range(5)),
+        (6, 0, "R"),
+        (7, 0, "R1"),
+        (8, 0, "R"),
+        (9, 0, "T2"),
+    ],
     "latent_tail": [(0, 0, "N"), (1, 0, "T"), (2, 0, "T"), (5, 0, "T")],
-    "kda_commit": [(6, 0, "R"), (7, 0, "R")],
+    "kda_commit": [(6, 0, "R"), (7, 0, "R"), (8, 0, "R")],
     "mla_write": [(0, 0, "T"), (2, 0, "R"), (3, 0, "R"), (4, 0, "R1")],
     "mla_attend": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R"), (5, 0, "R1")],
     "mla_attend_block": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R"), (5, 0, "R1"), (6, 0, "T")],
@@ -105,7 +114,7 @@ def test_an_opened_form_equals_the_meaning(name, dtype):
         assert_within(outcome(declared.open_form, name, args), want, declared.tolerance.of(dtype))
 
 
-PADDED = ["short_conv", "short_conv_verify"]  # take token rows past cu[-1]
+PADDED = ["short_conv", "short_conv_verify", "short_conv_verify_states"]  # take token rows past cu[-1]
 PADDED += ["mla_write", "mla_attend", "mla_attend_block"]
 
 
@@ -117,11 +126,13 @@ def test_opened_forms_do_not_read_token_rows_that_belong_to_nobody(name, rows):
     slots, seen = torch.arange(1, count + 1), torch.full((count,), 4)
     columns = 2 if sum(rows) else 1  # a row without tokens has no cell left after those it has seen
     table = torch.arange(1, columns * count + 1).view(count, columns)
-    pages, window = draw.normal(8, 4, 12), draw.normal(5, 3, 12)
-    weight, kv_b, records = draw.normal(12, 4), draw.normal(10, 10), draw.normal(5, 9, 12)
+    pages, window = draw.normal(8, 4, 12), draw.normal(10, 3, 12)
+    weight, kv_b, records = draw.normal(12, 4), draw.normal(10, 10), draw.normal(10, 9, 12)
+    scratch = torch.stack([slots, slots + 3, slots + 6], 1)
     args = {
         "short_conv": (x, weight, window, slots, cu),
         "short_conv_verify": (x, weight, window, slots, cu, records),
+        "short_conv_verify_states": (x, weight, window, slots, cu, scratch),
         "mla_write": (x, pages, table, seen, cu),
         "mla_attend": (x.view(-1, 2, 6), kv_b, pages, table, seen, cu, 0.5),
         "mla_attend_block": (x.view(-1, 2, 6), kv_b, pages, table, seen, cu, x, 0.5),

@@ -160,7 +160,7 @@ def test_the_strides_of_eager_mode_go_with_the_call():
 
 
 def test_a_twin_takes_what_the_op_takes_and_the_buffer_and_the_row():
-    for name in ("kda_prefill", "kda_verify", "kda_prefill_export"):
+    for name in ("kda_prefill", "kda_verify", "kda_verify_states", "kda_prefill_export"):
         assert twin_of(getattr(ops, name).default) is getattr(ops, f"{name}_into").default
     assert twin_of(ops.l2_norm.default) is None
     assert twin_of(torch.ops.aten.add.Tensor) is None

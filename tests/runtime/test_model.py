@@ -95,7 +95,7 @@ def test_verify_leaves_the_state_alone_and_a_commit_goes_to_the_accepted_row(acc
     assert all(close(p.state, q.state) and close(p.window, q.window) for p, q in kda_pairs(pools, plain))
     for pool in pools:
         if isinstance(pool, KdaPools):
-            torch.ops.k3.kda_commit(*pool, torch.tensor([3]), torch.tensor([accepted]))
+            torch.ops.k3.kda_commit(*pool, torch.tensor([3]), torch.tensor([accepted]), torch.tensor([3]))
     if accepted:
         kept = draft._replace(tokens=draft.tokens[:accepted], verify=False)
         assert close(run(model, [kept], plain)[3], verified[:accepted])

@@ -63,6 +63,18 @@ def test_a_verify_writes_records_and_leaves_the_states():
         (tensor(10, 2, 6),),
     )
     assert work_of(call).written == 4 * (120 + 120 + 80 + 80)
+    without_records = work_of(call._replace(target="k3.kda_verify_states.default"))
+    assert without_records.written == 4 * 120 + 10 * 4 * 2 * 6 * 4
+    assert without_records.read == work_of(call).read
+
+
+def test_a_convolution_writes_windows_or_records_or_a_window_a_row():
+    x, weight, window, slots = tensor(10, 6), tensor(6, 4), tensor(9, 3, 6), tensor(2, dtype="int64")
+    written = [
+        work_of(Call(f"k3.short_conv{form}.default", (x, weight, window, slots), {}, (x,))).written
+        for form in ("", "_verify", "_verify_states")
+    ]
+    assert written == [4 * (60 + 2 * 18), 4 * (60 + 60), 4 * (60 + 10 * 18)]
 
 
 def test_no_more_experts_are_read_than_there_are():
