@@ -37,6 +37,7 @@ from .torch_private import probe_processor
 
 log = logging.getLogger(__name__)
 Pools = Sequence[KdaPools | MlaPools]
+EXPORTS_OF_A_LAYER = 2  # its recurrent state and its conv window
 SERVING = {"size_asserts": False, "alignment_asserts": False}  # Dynamo's guards check the inputs already
 
 
@@ -77,6 +78,7 @@ class CompiledForward:
     ) -> None:
         self.model, self.pools = model, pools
         self.seconds = 0.0
+        self.exports = False  # whether a step's export columns are obeyed, in every layer; see warm_up
         self._inference = pools[0][0].is_inference()
         self.layer = LayerCompiler(options, max_requests or slots_of(pools))
 
@@ -103,7 +105,22 @@ class CompiledForward:
         with unbacked_rows():
             self(null_step(self.model.place.device, self.layer.max_requests))
         self.seconds = time.perf_counter() - started
+        self.exports = self._exports()
         log.info("compiled %d kinds of layer in %.1f s", self.graphs(), self.seconds)
+
+    def _exports(self) -> bool:
+        """Whether each kind with a state writes its checkpoint, recurrent state and conv window alike. One
+        that does not would leave a slot half written, and half a checkpoint is worse than none.
+        """
+        config = self.model.config
+        kinds = dict.fromkeys(config.kind(i) for i in range(config.num_hidden_layers))
+        if len(kinds) != len(self.reports):
+            return False
+        of_states = [r for (attention, *_), r in zip(kinds, self.reports) if attention == "kda"]
+        return bool(of_states) and all(
+            r.applied("state_export") == EXPORTS_OF_A_LAYER and not r.missed("state_export")
+            for r in of_states
+        )
 
 
 def unbacked_rows() -> AbstractContextManager[None]:

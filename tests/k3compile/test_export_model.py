@@ -227,6 +227,17 @@ def test_the_export_columns_are_as_long_as_the_engine_says_or_there_are_slots(k3
     assert slots_of(k3.pools) == SLOTS - 1
 
 
+@pytest.mark.parametrize("which", ["k3", "linear"])
+def test_a_forward_says_that_it_exports_when_each_kind_with_a_state_does(which, request):
+    forward = request.getfixturevalue(which)
+    assert forward.exports
+    for wrong in (forward.reports[:-1], [], [dataclasses.replace(r, records=()) for r in forward.reports]):
+        other = CompiledForward(forward.model, forward.pools, QUICK, ROWS)
+        other.layer.reports.extend(wrong)
+        assert not other.exports
+        assert not other._exports()
+
+
 @pytest.mark.inductor
 def test_inductors_wrapper_exports_without_allocating_or_copying_a_pool():
     from torch._inductor.utils import fresh_cache, run_and_get_code

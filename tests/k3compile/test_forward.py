@@ -114,6 +114,10 @@ def test_every_index_operation_of_a_mixed_step_is_gone(k3):
         assert report.applied("contiguous_views") == (8 if is_kda else 0)
 
 
+def test_without_the_prefix_cache_no_checkpoint_is_promised(k3):
+    assert not k3.forward.exports
+
+
 def test_the_mode_of_the_caller_makes_no_graph(k3):
     assert k3.agrees(make_step([Row([5], 1)]))
     with torch.inference_mode():
