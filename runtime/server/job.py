@@ -92,7 +92,9 @@ def make_job(
             for choice in range(n):
                 own = params if params.seed is None else replace(params, seed=params.seed + choice)
                 name = f"{job_id}-{len(requests)}"
-                requests.append(Request(name, tokens, own, priority=body.priority or 0))
+                requests.append(
+                    Request(name, tokens, own, priority=body.priority or 0, cache_salt=body.cache_salt or "")
+                )
                 answers.append(Answer(reader(), params.stop_token_ids))
         return Job(job_id, prompts, n, answers, service.generate(requests))
     except ValueError as error:

@@ -28,11 +28,12 @@ Body = TypeVar("Body", bound="Sampling")
 
 MAX_ITEMS = 1 << 14  # messages, calls, prompts: far above any use, and checked in a tenth of a second
 MAX_BIASES = 1024
+MAX_SALT_CHARS = 1024
 
 HARMLESS = frozenset(
     {
         "user", "store", "metadata", "parallel_tool_calls", "service_tier", "safety_identifier", "verbosity",
-        "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt", "request_id",
+        "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id",
         "spaces_between_special_tokens", "add_generation_prompt", "add_special_tokens",
     }
 )  # fmt: skip
@@ -147,6 +148,7 @@ class Sampling(Model):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARS)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

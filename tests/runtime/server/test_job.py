@@ -62,6 +62,13 @@ def test_seeds_differ_by_one_for_each_choice_of_a_prompt():
     assert [request.params.seed for request in engine.seen] == [-1, 0, 1]
 
 
+def test_the_salt_reaches_every_request():
+    engine = FakeEngine(says("abc"))
+    finish(engine, [[1], [2]], n=2, max_tokens=1, cache_salt="tenant 7")
+    finish(engine, [[1]], max_tokens=1)
+    assert [request.cache_salt for request in engine.seen] == ["tenant 7"] * 4 + [""]
+
+
 def test_choices_copy_a_long_prompt_instead_of_reading_it_again(monkeypatch):
     """A list of a million tokens, read for each of 128 choices, stood the event loop still for seconds."""
     given = []

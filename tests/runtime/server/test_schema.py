@@ -4,7 +4,15 @@ import time
 
 import pytest
 from k3compile.runtime.server.errors import ApiError
-from k3compile.runtime.server.schema import HARMLESS, MAX_ITEMS, NOT_YET, ChatBody, CompletionBody, parse
+from k3compile.runtime.server.schema import (
+    HARMLESS,
+    MAX_ITEMS,
+    MAX_SALT_CHARS,
+    NOT_YET,
+    ChatBody,
+    CompletionBody,
+    parse,
+)
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
@@ -33,6 +41,13 @@ def test_what_is_not_supported_yet_is_refused_by_name(name):
 def test_what_is_harmless_is_ignored(name):
     parse(ChatBody, {**CHAT, name: {"any": "thing"}})
     parse(CompletionBody, {"prompt": "x", name: 5})
+
+
+def test_a_cache_salt_is_a_text_that_is_neither_empty_nor_endless():
+    for kind, body in ((ChatBody, CHAT), (CompletionBody, {"prompt": "x"})):
+        assert parse(kind, {**body, "cache_salt": "tenant 7"}).cache_salt == "tenant 7"
+        for wrong in ("", "x" * (MAX_SALT_CHARS + 1), 7, ["x"]):
+            assert fault(kind, {**body, "cache_salt": wrong}).param == "cache_salt"
 
 
 def test_types_are_not_converted():
