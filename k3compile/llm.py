@@ -10,6 +10,7 @@ Texts are read by the code that the server reads them with, so both give the sam
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from .cli.loading import load
+from .cli.loading import load, or_shipped
 from .features import nearest
 from .options import CompileOptions
 from .options import parse as parse_options
@@ -30,6 +31,9 @@ from .runtime.sampler import TokenLogprobs
 from .runtime.sampling_params import SamplingParams
 from .runtime.server.answer import Answer, ChatReader, Reader, TextReader
 from .runtime.text_stream import TextStream
+from .serving import SET_BY_FEATURES, plan
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PARAMS = SamplingParams(max_tokens=256)
 Prompt = str | Sequence[int]
@@ -114,31 +118,42 @@ class Growing:
 class LLM:
     """A model in this process. Not thread-safe.
 
-    path: a checkpoint folder. dtype: of activations and caches: float32, bfloat16 or float64. resident: of
-    the weights in memory (None: dtype). compile: compile now (minutes when nothing is cached) or serve the
-    model as it is written. options: a CompileOptions or its fields as a mapping. Everything else is a field
-    of EngineConfig. Raises ValueError saying all that is wrong with the checkpoint or the settings.
+    path: a checkpoint folder (None: the trained tiny model that comes with the package). dtype: of
+    activations and caches: float32, bfloat16 or float64. resident: of the weights in memory (None: dtype).
+    compile: compile now (minutes when nothing is cached) or serve the model as it is written. options: a
+    CompileOptions or its fields as a mapping; its ``features`` decide what is optimised. draft: folder of a
+    DSpark draft, used when num_drafts is above 0 (None: draft/ in the checkpoint, or n-grams). Everything
+    else is a field of EngineConfig; prefix_cache is on unless it is switched off. Raises ValueError saying
+    all that is wrong with the checkpoint or the settings.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | None = None,
         *,
         dtype: str = "float32",
         resident: str | None = None,
         compile: bool = True,
         options: CompileOptions | Mapping[str, Any] | None = None,
+        draft: str | Path | None = None,
         **engine: Any,
     ) -> None:
         options = options if isinstance(options, CompileOptions) else parse_options(options)
-        loaded = load(Path(path), engine_config(engine), dtype, resident)
+        path, draft = or_shipped(path), None if draft is None else Path(draft)
+        config = engine_config({"prefix_cache": True, **engine})
+        serving = plan(config, options, checkpoint=path, draft=draft, compiled=compile)
+        for line in serving.warnings:
+            log.warning("%s", line)
+        loaded = load(path, serving.engine, dtype, resident, serving.draft)
         self.model, self.engine, self.tokenizer = loaded
         self._names = count()
         if compile:
             from .forward import compile_forward
 
             self.engine.use(
-                compile_forward(self.model, self.engine.pools, options, self.engine.config.max_num_seqs)
+                compile_forward(
+                    self.model, self.engine.pools, serving.options, self.engine.config.max_num_seqs
+                )
             )
 
     def generate(
@@ -148,11 +163,13 @@ class LLM:
         *,
         stop: Sequence[str] = (),
         include_stop: bool = False,
+        cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Continue prompts: one text, one list of ids, or several of either; the answers in their order.
 
         params: one for all or one for each (None: 256 tokens at temperature 1). stop: strings that end an
-        answer. Raises ValueError, before anything runs, for a prompt or parameter that cannot be served.
+        answer. cache_salt: cached prefixes are shared only among calls with the same one. Raises ValueError,
+        before anything runs, for a prompt or parameter that cannot be served.
         """
         if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
@@ -162,7 +179,7 @@ class LLM:
             stream = TextStream(self.tokenizer, stop, include_stop=include_stop, min_tokens=own.min_tokens)
             return TextReader(stream)
 
-        return self._run(ids, params, reader)
+        return self._run(ids, params, reader, cache_salt)
 
     def chat(
         self,
@@ -173,11 +190,12 @@ class LLM:
         effort: str | None = "max",
         tools: Sequence[Mapping] | None = None,
         stop: Sequence[str] = (),
+        cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Answer one conversation or several, in OpenAI's message shapes.
 
         thinking: let the model think first; its thoughts come apart, as ``reasoning``. effort: low, high or
-        max. stop: strings that end the content. Raises ValueError as :meth:`generate` does.
+        max. stop: strings that end the content. cache_salt: as for :meth:`generate`, whose errors are these.
         """
         talks = [messages] if messages and isinstance(messages[0], Mapping) else messages
         ids = [
@@ -185,17 +203,20 @@ class LLM:
             for talk in talks
         ]
         return self._run(
-            ids, params, lambda own: ChatReader(self.tokenizer, thinking, stop, min_tokens=own.min_tokens)
+            ids,
+            params,
+            lambda own: ChatReader(self.tokenizer, thinking, stop, min_tokens=own.min_tokens),
+            cache_salt,
         )
 
-    def _run(self, prompts: list[list[int]], params: Params, reader: Any) -> list[RequestOutput]:
+    def _run(self, prompts: list[list[int]], params: Params, reader: Any, salt: str) -> list[RequestOutput]:
         """Serve all prompts together and return when the last one is done."""
         params = DEFAULT_PARAMS if params is None else params
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"{len(each)} params for {len(prompts)} prompts: give one, or one for each")
         growing = [
-            Growing(Request(f"llm-{next(self._names)}", prompt, own), reader(own))
+            Growing(Request(f"llm-{next(self._names)}", prompt, own, cache_salt=salt), reader(own))
             for prompt, own in zip(prompts, each)
         ]
         for one in growing:
@@ -234,7 +255,9 @@ class LLM:
 
 def engine_config(fields_given: Mapping[str, Any]) -> EngineConfig:
     """An EngineConfig from keywords. Raises ValueError for an unknown one, naming the nearest."""
-    known = [f.name for f in fields(EngineConfig)]
+    known = [f.name for f in fields(EngineConfig) if f.name not in SET_BY_FEATURES]
+    if wrong := sorted(set(fields_given) & set(SET_BY_FEATURES)):
+        raise ValueError(f"{', '.join(wrong)}: name it in the features of options, where it is switched")
     unknown = [f"{name!r}{nearest(name, known)}" for name in fields_given if name not in known]
     if unknown:
         raise ValueError(f"unknown engine setting {', '.join(unknown)}; known: {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""`k3 chat DIR|URL`: talk to a checkpoint in this process, or to any server with OpenAI's API."""
+"""`k3 chat [DIR|URL]`: talk to a checkpoint in this process, or to any server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .loading import load, log_to_stderr
+from ..serving import plan
+from .loading import load, log_to_stderr, or_shipped
 
 Talker = Callable[[list[dict]], Iterator[tuple[str, str]]]  # messages -> (channel, text) as it comes
 
@@ -22,7 +23,9 @@ HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends it, Ctrl-C stops
 
 
 def chat(
-    where: Annotated[str, typer.Argument(help="A checkpoint folder, or http://host:port/v1.")],
+    where: Annotated[
+        str | None, typer.Argument(help="A checkpoint folder, or http://host:port/v1; default: the tiny one.")
+    ] = None,
     message: Annotated[str | None, typer.Option("--message", "-m", help="Say this and leave.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     thinking: Annotated[bool, typer.Option(help="Let the model think first.")] = True,
@@ -33,12 +36,12 @@ def chat(
 ) -> int:
     """Talk to a checkpoint or a server, thoughts in grey."""
     settings = {"max_tokens": max_tokens, "temperature": temperature}
-    if where.startswith(("http://", "https://")):
+    if where is not None and where.startswith(("http://", "https://")):
         effort = effort if thinking else "none"
         talk = remote(where.rstrip("/"), api_key, {**settings, "reasoning_effort": effort})
     else:
         log_to_stderr("warning")
-        talk = local(Path(where), thinking, effort, settings)
+        talk = local(or_shipped(where), thinking, effort, settings)
     messages = [{"role": "system", "content": system}] if system else []
     console = Console(highlight=False)
     if message is not None:
@@ -115,14 +118,17 @@ def deltas_of(event: dict) -> Iterator[tuple[str, str]]:
 
 
 def local(path: Path, thinking: bool, effort: str, settings: dict) -> Talker:
-    """A talker with an engine in this process, uncompiled: the first answer should come at once."""
+    """A talker with an engine in this process, uncompiled: the first answer should come at once, and a turn
+    runs only what the turns before it did not.
+    """
     from ..runtime.chat import render
     from ..runtime.engine_config import EngineConfig
     from ..runtime.request import Request, SamplingParams
     from ..runtime.server.answer import Answer, ChatReader
 
     params = SamplingParams(**settings)
-    engine, tokenizer = load(path, EngineConfig(max_num_seqs=1))[1:]
+    serving = plan(EngineConfig(max_num_seqs=1, prefix_cache=True), compiled=False)
+    engine, tokenizer = load(path, serving.engine)[1:]
     engine.start()
     turns = itertools.count()
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16", "float64")
+SHIPPED = Path(__file__).resolve().parent.parent / "data" / "k3-tiny"
 
 
 class Loaded(NamedTuple):
@@ -24,6 +25,18 @@ class Loaded(NamedTuple):
     model: Model
     engine: Engine
     tokenizer: Tokenizer
+
+
+def or_shipped(path: str | Path | None) -> Path:
+    """``path``, or the trained tiny model of the package. Raises ``ValueError`` where that is missing."""
+    if path is not None:
+        return Path(path)
+    if not (SHIPPED / "config.json").is_file():
+        raise ValueError(
+            "no checkpoint is given, and the trained tiny model did not come with this installation: "
+            "give a folder, such as `k3 make-checkpoint --preset tiny DIR` makes"
+        )
+    return SHIPPED
 
 
 def check_checkpoint(path: Path) -> None:
@@ -39,8 +52,18 @@ def check_checkpoint(path: Path) -> None:
         raise ValueError(f"{path} is no checkpoint: it has no {' and no '.join(missing)}")
 
 
-def load(path: Path, config: EngineConfig, dtype: str = "float32", resident: str | None = None) -> Loaded:
-    """Load a checkpoint. Raises ``ValueError`` saying all that is wrong with it or with the settings."""
+def load(
+    path: Path,
+    config: EngineConfig,
+    dtype: str = "float32",
+    resident: str | None = None,
+    draft: Path | None = None,
+) -> Loaded:
+    """Load a checkpoint, and the draft that proposes ``config.num_drafts`` tokens: of folder ``draft``, or of
+    n-grams.
+
+    Raises ``ValueError`` saying all that is wrong with a checkpoint or with the settings.
+    """
     check_checkpoint(path)
     check_dtype("dtype", dtype)
     check_dtype("resident", resident or dtype)

@@ -1,4 +1,4 @@
-"""`k3 serve DIR`: an OpenAI-compatible server for one checkpoint.
+"""`k3 serve [DIR]`: an OpenAI-compatible server for one checkpoint, the trained tiny one when none is named.
 
 It answers as soon as the weights are loaded, with the model as it is written; compilation goes on behind,
 and the engine changes over between two steps.
@@ -19,32 +19,44 @@ from .. import __version__
 from ..options import CompileOptions, read_switches
 from ..runtime.engine_config import EngineConfig
 from ..runtime.server.server_config import ServerConfig
+from ..serving import SET_BY_FEATURES, plan
 from .flags import pick, with_flags
-from .loading import DTYPES, Loaded, check_checkpoint, load, log_to_stderr
+from .loading import DTYPES, Loaded, check_checkpoint, load, log_to_stderr, or_shipped
 
 log = logging.getLogger(__name__)
 
 
 def serve_checkpoint(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json, tiktoken.model and weights.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(help="Folder with config.json, tiktoken.model and weights; default: the tiny one."),
+    ] = None,
     dtype: Annotated[str, typer.Option(help=f"Of activations and caches: {', '.join(DTYPES)}.")] = "float32",
     resident: Annotated[str | None, typer.Option(help="Of the weights in memory; default: dtype.")] = None,
     model_name: Annotated[str | None, typer.Option(help="Name for clients; default: the folder's.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds the key.")] = None,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile while serving.")] = True,
     features: Annotated[str, typer.Option(help="default, all, baseline, plain, or names.")] = "default",
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Keep what prompts have in common.")
+    ] = True,
+    draft: Annotated[
+        Path | None, typer.Option(help="Folder of a DSpark draft; default: draft/ in the checkpoint.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "info",
     **flags: Any,
 ) -> int:
     """Serve a checkpoint over HTTP with OpenAI's API until SIGINT or SIGTERM."""
     log_to_stderr(log_level)
+    checkpoint = or_shipped(checkpoint)
     check_checkpoint(checkpoint)
     if api_key_file is not None:
         flags["api_key"] = read_key(api_key_file)
     name = model_name or checkpoint.resolve().name
     server = pick(ServerConfig, {**flags, "model_name": name})
     options = pick(CompileOptions, {**flags, "features": chosen(features)})
-    engine_config = pick(EngineConfig, flags)
+    engine_config = pick(EngineConfig, {**flags, "prefix_cache": prefix_cache})
+    serving = plan(engine_config, options, checkpoint=checkpoint, draft=draft, compiled=compiled)
     if compiled:
         read_switches()  # a mistake in them is told here, not by a compile that fails
 
@@ -54,14 +66,18 @@ def serve_checkpoint(
     if server.api_key is None and not server.is_loopback:
         log.warning("listening on %s without an API key: whoever reaches it may use it", server.host)
     listener = bind(server)
-    loaded = load(checkpoint, engine_config, dtype, resident)
+    for line in serving.lines():
+        log.info("%s", line)
+    for line in serving.warnings:
+        log.warning("%s", line)
+    loaded = load(checkpoint, serving.engine, dtype, resident, serving.draft)
     app = build_app(loaded.engine, loaded.tokenizer, server, __version__)
 
     def announce() -> None:
         print(f"k3compile {__version__} serves {name!r} at {url_of(listener)} (Ctrl-C ends it)", flush=True)
 
     if compiled:
-        compile_behind(loaded, options)
+        compile_behind(loaded, serving.options)
     ended = serve(app, loaded.engine, listener, server, announce)
     if compiled or not ended:
         leave()
@@ -70,7 +86,7 @@ def serve_checkpoint(
 
 serve = with_flags(
     serve_checkpoint,
-    (EngineConfig, ()),
+    (EngineConfig, (*SET_BY_FEATURES, "prefix_cache")),
     (ServerConfig, ("model_name",)),
     (CompileOptions, ()),
 )

@@ -182,11 +182,30 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(llm, prompts, par
         ({"dtype": "float8"}, "dtype is 'float8'; allowed: float32"),
         ({"options": {"iner": "eager"}}, "unknown k3 compile option 'iner'"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"state_replay": False}, "state_replay: name it in the features of options"),
+        ({"options": {"features": "speculate"}}, "features names speculate, but num_drafts is 0"),
+        ({"draft": "nowhere", "num_drafts": 2}, r"draft is nowhere, which has no config\.json"),
     ],
 )
 def test_wrong_settings_are_refused_with_what_is_allowed(path, settings, message):
     with pytest.raises(ValueError, match=message):
         LLM(path, compile=False, **settings)
+
+
+def test_features_and_capabilities_become_the_engines_settings(path):
+    made = LLM(path, compile=False, options={"features": "state_replay"}, max_model_len=64).engine.config
+    assert (made.prefix_cache, made.state_replay, made.adaptive_budget) == (True, True, False)
+    made = LLM(path, compile=False, prefix_cache=False, max_model_len=64).engine.config
+    assert (made.prefix_cache, made.state_replay, made.adaptive_budget) == (False, True, True)
+
+
+def test_the_salt_of_a_call_reaches_its_requests(llm, monkeypatch):
+    salts = []
+    submit = llm.engine.submit
+    monkeypatch.setattr(llm.engine, "submit", lambda r, f: salts.append(r.cache_salt) or submit(r, f))
+    llm.generate(["Hello", "Bye"], GREEDY, cache_salt="tenant 7")
+    llm.chat([{"role": "user", "content": "Hello"}], GREEDY)
+    assert salts == ["tenant 7", "tenant 7", ""]
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):

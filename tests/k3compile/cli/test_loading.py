@@ -8,7 +8,8 @@ from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.tokenizer_train import train_bpe
 
-from k3compile.cli.loading import check_checkpoint, load, log_to_stderr
+from k3compile.cli import loading
+from k3compile.cli.loading import check_checkpoint, load, log_to_stderr, or_shipped
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,17 @@ def test_what_is_no_folder_or_no_checkpoint_is_told(tmp_path):
     (tmp_path / "file").unlink()
     with pytest.raises(ValueError, match=r"has no config\.json and no tiktoken\.model"):
         check_checkpoint(tmp_path)
+
+
+def test_no_folder_means_the_model_that_came_with_the_package(tmp_path, monkeypatch):
+    assert or_shipped(str(tmp_path)) == tmp_path
+    monkeypatch.setattr(loading, "SHIPPED", tmp_path)
+    with pytest.raises(
+        ValueError, match="the trained tiny model did not come with this installation: give a"
+    ):
+        or_shipped(None)
+    (tmp_path / "config.json").write_text("{}")
+    assert or_shipped(None) == tmp_path
 
 
 def test_a_checkpoint_is_loaded_with_an_engine_that_is_not_started(tiny):

@@ -1,0 +1,151 @@
+"""From feature names and what a workload asks for to everything that serves it.
+
+    features       default, all, baseline, plain, names    optimisations: what a benchmark switches off
+    prefix_cache   num_drafts   offload_...                capabilities: what the workload needs
+         |
+         +--> EngineConfig     adaptive_budget and state_replay as the features say
+         +--> CompileOptions   features and capabilities, so that no pass takes itself for inert
+         +--> draft            folder of a DSpark draft; with drafts and without a folder: n-grams
+         +--> warnings         what was asked for and cannot act
+
+The server, the offline door, the benches and the identity tests all come through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .features import CAPABILITIES, FEATURES, OPTIMISATIONS, Setting, resolve
+from .options import CompileOptions
+from .runtime.engine_config import EngineConfig
+
+SET_BY_FEATURES = ("adaptive_budget", "state_replay")  # fields of EngineConfig that are optimisations
+DRAFT_FOLDER = "draft"  # of a checkpoint
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What to serve with. ``settings``: every feature's, in registry order. ``warnings``: one line each.
+
+    draft: the folder of a DSpark draft. None with ``engine.num_drafts`` above 0: an n-gram draft.
+    """
+
+    engine: EngineConfig
+    options: CompileOptions
+    settings: dict[str, Setting]
+    draft: Path | None
+    warnings: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What an operator should read at the start."""
+        on = [name for name, setting in self.settings.items() if setting.on]
+        inert = [f"{n} ({s.reason})" for n, s in self.settings.items() if s.state == "inert"]
+        off = [name for name in OPTIMISATIONS if self.settings[name].state == "off"]
+        said = [f"features on: {', '.join(on) or 'none'}"]
+        said += [f"inert: {', '.join(inert)}"] if inert else []
+        said += [f"off: {', '.join(off)}"] if off else []
+        return ["; ".join(said), f"drafts: {self.drafts()}"]
+
+    def drafts(self) -> str:
+        """How many drafts and from where, in words."""
+        count, rule = self.engine.num_drafts, self.engine.verification
+        if not count:
+            return "none"
+        source = "n-grams of the request's own tokens, as there is no draft checkpoint"
+        if self.draft is not None:
+            source = f"the DSpark draft in {self.draft}"
+        chosen = ", as many as their confidence is worth" if self.engine.adaptive_verification else ""
+        return f"up to {count} a request from {source}; verified by the {rule} rule{chosen}"
+
+
+def plan(
+    engine: EngineConfig,
+    options: CompileOptions | None = None,
+    *,
+    checkpoint: Path | None = None,
+    draft: Path | None = None,
+    compiled: bool = True,
+) -> Serving:
+    """Settle who does what. Raises one ValueError that lists every contradiction.
+
+    engine: the capabilities; its fields of SET_BY_FEATURES are overwritten. options: ``features`` are the
+    optimisations (None: default). checkpoint: may hold a draft in a folder of that name. draft: a draft
+    folder to use instead. compiled: whether the passes will run.
+    """
+    options = options or CompileOptions()
+    given = (options.features,) if isinstance(options.features, str) else options.features
+    has = capabilities(engine)
+    if wrong := [*contradictions(given, engine, has), *draft_problems(engine, draft)]:
+        raise ValueError("; ".join(wrong))
+    asked = tuple(dict.fromkeys((*given, *has)))
+    settings = resolve(asked)
+    acts = {name: settings[name].state != "off" for name in SET_BY_FEATURES}
+    if draft is None and engine.num_drafts and checkpoint is not None:
+        found = checkpoint / DRAFT_FOLDER
+        draft = found if (found / "config.json").is_file() else None
+    return Serving(
+        replace(engine, **acts),
+        replace(options, features=asked) if len(asked) > len(given) else options,
+        settings,
+        draft,
+        (*idle_features(given, settings, compiled), *idle_settings(engine, draft)),
+    )
+
+
+def capabilities(engine: EngineConfig) -> tuple[str, ...]:
+    """The capabilities that an engine's settings ask for."""
+    asked = {
+        "prefix_cache": engine.prefix_cache,
+        "speculate": engine.num_drafts > 0,
+        "offload": engine.offload_host_bytes > 0 or engine.offload_dir is not None,
+    }
+    return tuple(name for name in CAPABILITIES if asked.get(name))
+
+
+SWITCHED_BY = {
+    "prefix_cache": "prefix_cache is off",
+    "speculate": "num_drafts is 0",
+    "offload": "there is neither offload_host_bytes nor offload_dir",
+}
+
+
+def contradictions(given: Iterable[str], engine: EngineConfig, has: tuple[str, ...]) -> list[str]:
+    """What was asked for and refused in the same breath."""
+    wrong = [
+        f"features names {name}, but {SWITCHED_BY[name]}"
+        for name in given
+        if name in SWITCHED_BY and name not in has
+    ]
+    if engine.adaptive_verification and not engine.num_drafts:
+        wrong.append("adaptive_verification chooses among drafts, but num_drafts is 0")
+    return wrong
+
+
+def draft_problems(engine: EngineConfig, draft: Path | None) -> list[str]:
+    """Why ``draft`` cannot be used."""
+    if draft is None:
+        return []
+    if not engine.num_drafts:
+        return [f"draft is {draft}, but num_drafts is 0: say how many tokens it may propose"]
+    if not (draft / "config.json").is_file():
+        return [f"draft is {draft}, which has no config.json: give the folder of a DSpark draft"]
+    return []
+
+
+def idle_features(given: Iterable[str], settings: dict[str, Setting], compiled: bool) -> list[str]:
+    """Features that were named one by one and will do nothing."""
+    named = [name for name in given if name in FEATURES]
+    told = [f"{n} is asked for and does nothing: {settings[n].reason}" for n in named if not settings[n].on]
+    if not compiled:
+        passes = [n for n in named if FEATURES[n].by == "pass" and settings[n].on]
+        told += [f"{name} is asked for and does nothing: the model is not compiled" for name in passes]
+    return told
+
+
+def idle_settings(engine: EngineConfig, draft: Path | None) -> list[str]:
+    """Settings of the engine that will do nothing."""
+    if engine.adaptive_verification and draft is None:
+        return ["adaptive_verification does nothing: an n-gram draft has no confidence to go by"]
+    return []

@@ -1,0 +1,93 @@
+"""One function settles who does what: engine, passes, drafts, and what is said of it."""
+
+import pytest
+from k3compile.runtime.engine_config import EngineConfig
+
+from k3compile.features import OPTIMISATIONS, resolve, subsets
+from k3compile.options import CompileOptions
+from k3compile.serving import SET_BY_FEATURES, plan
+
+CAPABLE = {
+    "prefix_cache": {"prefix_cache": True},
+    "speculate": {"num_drafts": 3},
+    "offload": {"offload_host_bytes": 1 << 20},
+}
+
+
+def engine_of(chosen) -> EngineConfig:
+    fields = {key: value for name in chosen if name in CAPABLE for key, value in CAPABLE[name].items()}
+    return EngineConfig(**fields)
+
+
+@pytest.mark.parametrize("chosen", list(subsets()), ids=lambda s: "+".join(sorted(s)) or "nothing")
+def test_every_legal_subset_comes_out_as_it_was_asked_for(chosen):
+    features = tuple(n for n in OPTIMISATIONS if n in chosen) or "baseline"
+    made = plan(engine_of(chosen), CompileOptions(features=features))
+    assert {name for name, setting in made.settings.items() if setting.on} == chosen
+    assert resolve(made.options.features) == made.settings, "the passes are told the same"
+    assert {name for name in SET_BY_FEATURES if getattr(made.engine, name)} == chosen & set(SET_BY_FEATURES)
+    assert made.warnings == ()
+
+
+def test_what_the_default_cannot_use_is_inert_and_printed():
+    made = plan(EngineConfig())
+    first, drafts = made.lines()
+    assert first.startswith("features on: contiguous_views, latent_tail; inert: state_export (needs ")
+    assert "state_replay (needs speculate)" in first
+    assert drafts == "drafts: none"
+    assert made.warnings == (), "nobody asked for them by name"
+    assert made.options == CompileOptions(), "nothing to tell the passes: the same graphs as before"
+
+
+def test_what_was_named_and_cannot_act_is_said():
+    made = plan(EngineConfig(), CompileOptions(features=("state_replay", "latent_tail")), compiled=False)
+    assert made.warnings == (
+        "state_replay is asked for and does nothing: needs speculate",
+        "latent_tail is asked for and does nothing: the model is not compiled",
+    )
+    made = plan(EngineConfig(num_drafts=2, adaptive_verification=True))
+    assert "no confidence" in made.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "features", "said"),
+    [
+        ({}, ("all", "prefix_cache"), "features names prefix_cache, but prefix_cache is off"),
+        ({}, "speculate", "features names speculate, but num_drafts is 0"),
+        ({"prefix_cache": True}, "offload", "features names offload, but there is neither"),
+        (
+            {"adaptive_verification": True},
+            "default",
+            "adaptive_verification chooses among drafts, but",
+        ),
+    ],
+)
+def test_a_contradiction_is_one_line(fields, features, said):
+    with pytest.raises(ValueError, match=said) as error:
+        plan(EngineConfig(**fields), CompileOptions(features=features))
+    assert "\n" not in str(error.value)
+
+
+def test_contradictions_come_together(tmp_path):
+    with pytest.raises(ValueError, match=r"names speculate.*; draft is .*, but num_drafts is 0"):
+        plan(EngineConfig(), CompileOptions(features="speculate"), draft=tmp_path)
+
+
+def test_the_draft_is_the_one_given_or_the_checkpoints_or_n_grams(tmp_path):
+    checkpoint, other = tmp_path / "checkpoint", tmp_path / "other"
+    for folder in (checkpoint / "draft", other):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    drafting = EngineConfig(num_drafts=5)
+    assert plan(drafting, checkpoint=checkpoint).draft == checkpoint / "draft"
+    assert plan(drafting, checkpoint=checkpoint, draft=other).draft == other
+    assert plan(EngineConfig(), checkpoint=checkpoint).draft is None
+    told = plan(drafting, checkpoint=tmp_path)
+    assert told.draft is None
+    assert told.lines()[1] == (
+        "drafts: up to 5 a request from n-grams of the request's own tokens, as there is no draft "
+        "checkpoint; verified by the block rule"
+    )
+    assert "DSpark draft in" in plan(drafting, checkpoint=checkpoint).lines()[1]
+    with pytest.raises(ValueError, match=r"which has no config\.json: give the folder of a DSpark draft"):
+        plan(drafting, draft=tmp_path)
