@@ -35,12 +35,13 @@ def clear(pools: Pools, slots: Sequence[int]) -> None:
 
 
 def poison(pools: Pools, slots: Sequence[int], pages: Sequence[int]) -> None:
-    """Fill slots (records of verify steps too) and pages with NaN."""
+    """Fill slots (and the records of verify steps, where a slot has them) and pages with NaN."""
     for layer in pools:
         numbers = slots if isinstance(layer, KdaPools) else pages
-        if numbers:
-            for tensor in layer:
-                tensor.index_fill_(0, torch.tensor(numbers, device=tensor.device), torch.nan)
+        for tensor in layer:
+            inside = [number for number in numbers if number < tensor.shape[0]]
+            if inside:
+                tensor.index_fill_(0, torch.tensor(inside, device=tensor.device), torch.nan)
 
 
 def poison_all(pools: Pools) -> None:

@@ -5,12 +5,14 @@
     hidden  =  state + 3, 5, 7 * (last three tokens) + sum of (j + 1) * latent_j    mod P
 
 All in float64 on whole numbers below 2**53, so nothing is rounded and NaN shows up wherever something freed
-is read.
+is read. A verify row leaves its slot alone and records what :func:`settle` needs. With ``exports`` the
+forward obeys a step's export columns, as a compiled one does.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +22,7 @@ from k3compile.runtime.cache.pools import KdaPools, MlaPools
 from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.make_engine import make_engine
 from k3compile.runtime.request import Request, SamplingParams
+from k3compile.runtime.speculate.speculation import Speculation
 
 P = 2**25 - 39
 VOCAB = 97
@@ -39,22 +42,24 @@ class ToyModel:
         self.steps: list[list[int]] = []  # rows of each request of each step
         self.fail_next: Exception | None = None
 
-    def make_pools(self, num_slots: int, num_pages: int, page_size: int, max_drafts: int):
+    def make_pools(
+        self, num_slots: int, num_pages: int, page_size: int, max_drafts: int, record_slots: int | None = None
+    ):
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(*shape, dtype=torch.float64)
 
-        j = max_drafts + 1
+        j, kept = max_drafts + 1, num_slots if record_slots is None else record_slots
         kda = KdaPools(
             zeros(num_slots, 1, 1, 1),
             zeros(num_slots, 3, 1),
-            zeros(num_slots, j, 1, 1),
-            zeros(num_slots, j, 1, 1),
-            zeros(num_slots, j, 1, 1),
-            zeros(num_slots, j, 1),
+            zeros(kept, j, 1, 1),
+            zeros(kept, j, 1, 1),
+            zeros(kept, j, 1, 1),
+            zeros(kept, j, 1),
         )
         return [kda, MlaPools(zeros(num_pages, page_size, 1))]
 
-    def forward(self, step, pools):
+    def forward(self, step, pools, exports=False):
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
@@ -62,6 +67,7 @@ class ToyModel:
         state, window, pages = kda.state.numpy(), kda.window.numpy(), mla.pages.numpy()
         page_size = pages.shape[1]
         counts = [*np.diff(step.cu_verify.numpy()), *np.diff(step.cu_other.numpy())]
+        num_verify = len(step.cu_verify) - 1
         assert sum(counts) == len(step.tokens) == int(step.spans.sum())
         self.steps.append([int(c) for c in counts])
         tokens, hidden, at = step.tokens.numpy(), np.empty(len(step.tokens)), 0
@@ -69,12 +75,24 @@ class ToyModel:
             slot, seen, table = int(step.slots[r]), int(step.seen[r]), step.pages[r].numpy()
             assert slot > 0
             s, last = float(state[slot, 0, 0, 0]), window[slot, :, 0].tolist()
-            states, windows = [], []
+            states, windows, offset = (
+                [],
+                [],
+                int(step.export_offset[r - num_verify]) if r >= num_verify else 0,
+            )
             for token in tokens[at : at + count].tolist():
                 s, last = (31 * s + 7 * token + 3) % P, [*last[1:], float(token)]
                 states.append(s)
                 windows.append(3 * last[0] + 5 * last[1] + 7 * last[2])
-            state[slot], window[slot, :, 0] = s, last
+                if exports and len(states) == offset:
+                    place = int(step.export_slot[r - num_verify])
+                    state[place], window[place, :, 0] = s, last
+            assert offset <= count
+            if r < num_verify:
+                kda.rec_u[slot, :count, 0, 0] = torch.tensor(states)
+                kda.rec_x[slot, :count, 0] = step.tokens[at : at + count].double()
+            else:
+                state[slot], window[slot, :, 0] = s, last
             where = np.arange(seen, seen + count)
             assert (table[where // page_size] > 0).all()
             pages[table[where // page_size], where % page_size, 0] = (5 * np.array(states) + where) % P
@@ -86,6 +104,23 @@ class ToyModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(scores(hidden[:, 0].numpy()))
+
+
+def settle(pools, batch, verdicts) -> None:
+    """Move each verify row's slot to the end of its kept rows; first the checkpoint its verdict names."""
+    kda = pools[0]
+    for verdict in verdicts:
+        work = verdict.work
+        if not work.drafts or not verdict.rows:
+            continue
+        targets = [(verdict.checkpoint - work.request.seen, verdict.checkpoint_slot)] * bool(
+            verdict.checkpoint
+        )
+        for rows, slot in [*targets, (verdict.rows, work.slot)]:
+            assert 0 < rows <= verdict.rows <= work.count
+            seen = torch.cat([kda.window[work.slot], kda.rec_x[work.slot, :rows]])
+            kda.state[slot] = kda.rec_u[work.slot, rows - 1]
+            kda.window[slot] = seen[-3:]
 
 
 def continue_alone(prompt: list[int], max_tokens: int, eos: tuple[int, ...] = ()) -> list[int]:
@@ -123,10 +158,24 @@ def greedy(max_tokens: int, **more) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **more)
 
 
-def toy_engine(model: ToyModel | None = None, **config):
-    """An engine over a toy model, with NaN in everything freed."""
+def exporting(model: ToyModel, pools):
+    """For make_engine: a forward that leaves the checkpoints a step asks for."""
+
+    def forward(step):
+        return model.forward(step, pools, exports=True)
+
+    forward.exports = True
+    return forward
+
+
+def toy_engine(model: ToyModel | None = None, drafter=None, exports: bool = False, **config):
+    """An engine over a toy model, with NaN in everything freed. drafter: proposes, when num_drafts allows."""
     small = {"page_size": 4, "num_pages": 64, "max_num_seqs": 4, "max_num_batched_tokens": 32, "poison": True}
-    return make_engine(model or ToyModel(), EngineConfig(**{**small, **config}))
+    settings = EngineConfig(**{**small, **config})
+    engine = make_engine(model or ToyModel(), settings, exporting if exports else None)
+    if drafter is not None:
+        engine.speculation = Speculation(drafter, functools.partial(settle, engine.pools))
+    return engine
 
 
 def run_all(engine, requests: list[Request], steps: int = 100_000) -> dict[str, Listener]:
