@@ -1,17 +1,22 @@
-"""From the logits of a step to one token a row.
+"""From the logits of a step to the tokens of each request.
 
     logits -> penalties, bias -> greedy: the best id
                              -> chance: / temperature -> top-k -> top-p -> min-p -> softmax -> inverse CDF
 
-All rows at once, each with its own parameters, in float32 (float64 for a float64 model). A request draws
-one uniform number a token from its own generator, so a seed gives the same tokens in whatever company.
-Log-probabilities are those of the model: log-softmax of the logits as they came, before penalties and
-temperature.
+    drafts of a request    x_1    x_2    x_3
+    its rows of logits   0      1      2      3       row i: what follows the drafts before it
+    it gets              x_1    x_2    y              those kept, and one token more
+
+All rows at once, each with its own parameters, in float32 (float64 for a float64 model). The distribution
+that drafts are verified against is the one plain sampling would draw from. A request draws its uniform
+numbers from its own generator, so a seed gives the same tokens in whatever company. Log-probabilities are
+those of the model: log-softmax of the logits as they came, before penalties and temperature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,6 +25,7 @@ from torch import Tensor
 
 from .penalties import adjust
 from .request import Request
+from .speculate.verify import NO_DRAFT, Rule, match, verify
 
 
 class TokenLogprobs(NamedTuple):
@@ -40,12 +46,60 @@ class Choice(NamedTuple):
     error: str | None = None
 
 
-class Sampler:
-    """Chooses tokens; keeps one random generator per living request."""
+class Part(NamedTuple):
+    """A request's rows of the logits: ``first``, and one more for each of its ``drafts``."""
 
-    def __init__(self, eos_ids: frozenset[int] = frozenset()) -> None:
+    request: Request
+    first: int
+    drafts: list[int]
+
+    @property
+    def rows(self) -> range:
+        return range(self.first, self.first + len(self.drafts) + 1)
+
+    @property
+    def drawn_from(self) -> Tensor | None:
+        """[k, V] what the drafts were drawn from, None when they were not drawn."""
+        proposal = self.request.proposal
+        if not self.drafts or proposal is None or proposal.probs is None:
+            return None
+        assert proposal.tokens[: len(self.drafts)] == self.drafts, "drafts of another proposal"
+        return proposal.probs[: len(self.drafts)]
+
+
+class Chance:
+    """The uniform numbers of one request, in [0, 1), in order. What was not used comes again."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._generator = torch.Generator()
+        self._spare: list[float] = []
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+
+    def take(self, count: int) -> list[float]:
+        """The next ``count`` numbers."""
+        while len(self._spare) < count:
+            self._spare.append(torch.rand((), generator=self._generator, dtype=torch.float64).item())
+        taken, self._spare = self._spare[:count], self._spare[count:]
+        return taken
+
+    def give_back(self, numbers: list[float]) -> None:
+        """Put the last ones taken back."""
+        self._spare = numbers + self._spare
+
+
+class Sampler:
+    """Chooses tokens; keeps the uniform numbers of each living request.
+
+    rule: how drafts of sampled requests are verified, "block" or "standard".
+    """
+
+    def __init__(self, eos_ids: frozenset[int] = frozenset(), rule: Rule = "block") -> None:
         self.eos_ids = eos_ids
-        self._generators: WeakKeyDictionary[Request, torch.Generator] = WeakKeyDictionary()
+        self.rule = rule
+        self._chances: WeakKeyDictionary[Request, Chance] = WeakKeyDictionary()
 
     def sample(
         self, logits: Tensor, requests: Sequence[Request], drafts: Sequence[int] | None = None
@@ -53,49 +107,114 @@ class Sampler:
         """One choice for each request, from its rows of ``logits`` [N, V].
 
         drafts: how many of its drafts each request had verified (None: none); it has a row more than those.
+        A request with a row that is not finite gets an error, its neighbours do not notice.
         """
-        assert not any(drafts or ()), "drafts cannot be verified yet"
+        parts = split(requests, drafts)
+        rows = [part.request for part in parts for _ in part.rows]
+        assert len(rows) == len(logits), "a request has one row more than drafts"
+        ahead = None
+        if len(rows) > len(parts):
+            ahead = [part.drafts[:i] for part in parts for i in range(len(part.rows))]
         raw = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        broken = (~torch.isfinite(raw.amax(-1))).tolist()  # argmax of NaN would be a token like any other
-        scores = adjust(raw, requests, self.eos_ids)
-        tokens = scores.argmax(-1)  # the first of equals
-        chance = [i for i, r in enumerate(requests) if not r.params.greedy and not broken[i]]
-        if chance:
-            owners = [requests[i] for i in chance]
-            rows = torch.tensor(chance, device=raw.device)
-            tokens[rows] = pick(distribution(scores[rows], owners), self.uniforms(owners).to(raw.device))
-        return self._report(raw, tokens.tolist(), broken, requests)
-
-    def uniforms(self, requests: Sequence[Request]) -> Tensor:
-        """[N] float64 in [0, 1), the next number of each request's own generator."""
-        draws = torch.empty(len(requests), dtype=torch.float64)
-        for i, request in enumerate(requests):
-            generator = self._generators.get(request)
-            if generator is None:
-                generator = self._generators[request] = torch.Generator()
-                if request.params.seed is None:
-                    generator.seed()
-                else:
-                    generator.manual_seed(request.params.seed)
-            draws[i] = torch.rand((), generator=generator, dtype=torch.float64)
-        return draws
-
-    def _report(
-        self, raw: Tensor, tokens: list[int], broken: list[bool], requests: Sequence[Request]
-    ) -> list[Choice]:
-        asked = [i for i, r in enumerate(requests) if r.params.logprobs is not None and not broken[i]]
-        listed: dict[int, TokenLogprobs] = {}
-        if asked:
-            table = raw[torch.tensor(asked, device=raw.device)].log_softmax(-1)
-            listed = {
-                i: list_logprobs(row, tokens[i], requests[i].params.logprobs) for i, row in zip(asked, table)
-            }
+        bad = (~torch.isfinite(raw.amax(-1))).tolist()  # argmax of NaN would be a token like any other
+        scores = adjust(raw, rows, self.eos_ids, ahead)
+        sound = [part for part in parts if not any(bad[part.first : part.rows.stop])]
+        tokens = self._choose(scores, sound)
+        logprobs = list_all(raw, sound, tokens)
         return [
-            Choice([], error="the model's logits are not finite")
-            if bad
-            else Choice([token], [listed[i]] if i in listed else None)
-            for i, (token, bad) in enumerate(zip(tokens, broken))
+            Choice(tokens[part.first], logprobs.get(part.first))
+            if part.first in tokens
+            else Choice([], error="the model's logits are not finite")
+            for part in parts
         ]
+
+    def _choose(self, scores: Tensor, parts: Sequence[Part]) -> dict[int, list[int]]:
+        """What each part's request gets, by the part's first row, from the adjusted ``scores`` [N, V]."""
+        best = scores.argmax(-1)  # the first of equals
+        chance = [part for part in parts if not part.request.params.greedy]
+        judged = [part for part in chance if part.drafts and not self._coupled(part)]
+        drawn = [part for part in chance if not part.drafts or self._coupled(part)] if judged else chance
+        numbers = {part.first: self.chance(part.request).take(len(part.rows)) for part in drawn}
+        tokens: dict[int, list[int]] = {}
+        if chance:
+            rows = [row for part in (*drawn, *judged) for row in part.rows]
+            owners = [part.request for part in (*drawn, *judged) for _ in part.rows]
+            probabilities = distribution(scores[torch.tensor(rows, device=scores.device)], owners)
+            uniforms = [u for part in drawn for u in numbers[part.first]]
+            places = torch.tensor(rows[: len(uniforms)], dtype=torch.int64, device=scores.device)
+            column = torch.tensor(uniforms, dtype=torch.float64, device=scores.device)
+            best[places] = pick(probabilities[: len(uniforms)], column)
+            tokens = self._judge(probabilities[len(uniforms) :], judged)
+        chosen = best.tolist()
+        for part in parts:
+            if part.first in tokens:
+                continue
+            kept = match(chosen[part.first : part.rows.stop], part.drafts)
+            tokens[part.first] = chosen[part.first : part.first + kept + 1]
+            if part.drafts and part.first in numbers:
+                self.chance(part.request).give_back(numbers[part.first][kept + 1 :])
+        return tokens
+
+    def _coupled(self, part: Part) -> bool:
+        """Whether drafts are kept where they are what plain sampling draws with the same numbers.
+
+        For drafts that were not drawn this is the standard rule, and a seed gives the same tokens with and
+        without speculation.
+        """
+        return self.rule == "standard" and part.drawn_from is None
+
+    def _judge(self, probabilities: Tensor, parts: Sequence[Part]) -> dict[int, list[int]]:
+        """What the requests get whose drafts are judged; ``probabilities`` are their rows, in order."""
+        starts = list(accumulate((len(part.rows) for part in parts), initial=0))
+        tokens: dict[int, list[int]] = {}
+        for was_drawn in (False, True):
+            group = [(s, p) for s, p in zip(starts, parts) if (p.drawn_from is not None) == was_drawn]
+            if group:
+                tokens |= self._judge_alike(probabilities, *zip(*group))
+        return tokens
+
+    def _judge_alike(
+        self, probabilities: Tensor, starts: Sequence[int], parts: Sequence[Part]
+    ) -> dict[int, list[int]]:
+        """The same for requests whose drafts were all drawn, or all not."""
+        most, device = max(len(part.drafts) for part in parts), probabilities.device
+        rows = [[s + min(i, len(p.drafts)) for i in range(most + 1)] for s, p in zip(starts, parts)]
+        drafts = [p.drafts + [NO_DRAFT] * (most - len(p.drafts)) for p in parts]
+        numbers = [self.chance(p.request).take(len(p.rows)) for p in parts]
+        uniforms = [u[:-1] + [0.0] * (most + 1 - len(u)) for u in numbers]
+        sources = [part.drawn_from for part in parts]
+        proposed = None
+        if sources[0] is not None:
+            proposed = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True).to(probabilities)
+        kept, after = verify(
+            self.rule,
+            probabilities[torch.tensor(rows, device=device)],
+            torch.tensor(drafts, device=device),
+            proposed,
+            torch.tensor(uniforms, dtype=torch.float64, device=device),
+        )
+        last = torch.tensor([u[-1] for u in numbers], dtype=torch.float64, device=device)
+        counts, ends = torch.stack([kept, pick(after, last)]).tolist()
+        return {p.first: [*p.drafts[:count], end] for p, count, end in zip(parts, counts, ends)}
+
+    def chance(self, request: Request) -> Chance:
+        """The uniform numbers of a request."""
+        found = self._chances.get(request)
+        if found is None:
+            found = self._chances[request] = Chance(request.params.seed)
+        return found
+
+
+def split(requests: Sequence[Request], drafts: Sequence[int] | None) -> list[Part]:
+    """Whose rows are where."""
+    if drafts is None:
+        return [Part(request, i, []) for i, request in enumerate(requests)]
+    parts, first = [], 0
+    for request, count in zip(requests, drafts, strict=True):
+        assert 0 <= count <= len(request.drafts), f"{request!r} has not {count} drafts"
+        parts.append(Part(request, first, request.drafts[:count]))
+        first += count + 1
+    return parts
 
 
 def distribution(scores: Tensor, requests: Sequence[Request]) -> Tensor:
@@ -157,6 +276,21 @@ def pick(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     chosen = torch.searchsorted(cdf, uniforms[:, None] * total, right=True)
     last = torch.searchsorted(cdf, total)  # the last id with any probability: rounding must not step over it
     return torch.minimum(chosen, last).clamp(max=cdf.shape[1] - 1)[:, 0]
+
+
+def list_all(
+    raw: Tensor, parts: Sequence[Part], tokens: dict[int, list[int]]
+) -> dict[int, list[TokenLogprobs]]:
+    """One entry for each token of the requests that ask for them, from the model's own logits."""
+    asked = [part for part in parts if part.request.params.logprobs is not None]
+    if not asked:
+        return {}
+    rows = [row for part in asked for row in part.rows[: len(tokens[part.first])]]
+    table = iter(raw[torch.tensor(rows, device=raw.device)].log_softmax(-1))
+    return {
+        part.first: [list_logprobs(next(table), t, part.request.params.logprobs) for t in tokens[part.first]]
+        for part in asked
+    }
 
 
 def list_logprobs(row: Tensor, token: int, top: int) -> TokenLogprobs:

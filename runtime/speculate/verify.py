@@ -18,7 +18,7 @@ target without the rejected token. Shapes: B requests, K drafts (the longest), V
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -42,14 +42,17 @@ class Chances(NamedTuple):
     scale: Tensor
 
 
-def match(chosen: Tensor, drafts: Tensor) -> Tensor:
-    """[B] how many leading ``drafts`` [B, K] equal what the model itself chose, ``chosen`` [B, K+1].
+def match(chosen: Sequence[int], drafts: Sequence[int]) -> int:
+    """How many leading ``drafts`` equal what the model itself chose in their place.
 
-    The token after them is ``chosen[b, accepted]``. With the best ids this is greedy verification. With ids
-    drawn from the target it is the standard rule for one-hot drafts: x is kept with probability b(x), and
-    what comes instead was drawn from b and is not x.
+    The token after them is ``chosen[kept]``: of k drafts there are k + 1 chosen. With the best ids this is
+    greedy verification. With ids drawn from the target it is the standard rule for drafts that were not
+    drawn: x is kept with probability b(x), and what comes instead was drawn from b and is not x.
     """
-    return prefix(chosen[:, :-1] == drafts)
+    kept = 0
+    while kept < len(drafts) and chosen[kept] == drafts[kept]:
+        kept += 1
+    return kept
 
 
 def verify(rule: Rule, target: Tensor, drafts: Tensor, proposed: Tensor | None, uniforms: Tensor) -> Outcome:
@@ -111,7 +114,7 @@ def block(target: Tensor, drafts: Tensor, live: Tensor, proposed: Tensor | None)
         b, s = target[:, 1:-1], proposed[:, 1:]
         rest = (b * here[:, :-1, None].to(b.dtype) - s).clamp(min=0.0).sum(-1, dtype=torch.float64)
     whole = rest + (1.0 - here[:, :-1])
-    inner = torch.where(whole > 0, rest / whole, 1.0)
+    inner = torch.where(whole <= 0, 1.0, rest / whole)
     followed = torch.nn.functional.pad(live[:, 1:], (0, 1))  # false at a row's last draft
     inner = torch.nn.functional.pad(inner, (0, 1))
     return Chances(torch.where(followed, inner, here), scale)
@@ -137,8 +140,9 @@ def residual(
     else:
         place = accepted.clamp(max=drafts.shape[1] - 1)
         left = (wanted * factor - proposed[rows, place]).clamp(min=0.0)
-    # Nothing left is a rounding error of a draft that equals the target: then the target itself is right.
+    # Nothing left is a rounding error of a draft that equals the target, or the draft's numbers
+    # are NaN: then the target itself is the safe choice.
     total = left.sum(-1, keepdim=True)
-    whole = (rejected == NO_DRAFT)[:, None] | (total <= 0)
+    whole = (rejected == NO_DRAFT)[:, None] | ~(total > 0)
     left = torch.where(whole, wanted, left / total)
     return left / left.sum(-1, keepdim=True)

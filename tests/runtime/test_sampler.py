@@ -157,7 +157,7 @@ def test_tokens_come_as_often_as_their_probability_says(params, kept):
     sampler, owner = Sampler(), request(**params)
     expected = distribution(scores, [owner])[0].double() * draws
     assert int((expected > 0).sum()) == kept
-    uniforms = torch.cat([sampler.uniforms([owner]) for _ in range(draws)])
+    uniforms = torch.tensor(sampler.chance(owner).take(draws), dtype=torch.float64)
     counts = torch.bincount(pick(distribution(scores, [owner]).expand(draws, V), uniforms), minlength=V)
     statistic, freedom = chi_square(counts, expected)
     assert statistic < CHI_SQUARE_999[freedom]
@@ -200,7 +200,7 @@ def test_a_finished_requests_generator_is_not_kept():
     sampler = Sampler()
     for i in range(50):
         sampler.sample(torch.zeros(1, V), [request(f"r{i}")])
-    assert len(sampler._generators) <= 1
+    assert len(sampler._chances) <= 1
 
 
 def test_logprobs_are_the_models_own_before_penalties_and_temperature():

@@ -197,7 +197,20 @@ def test_single_precision_agrees_with_double_in_a_large_vocabulary():
         torch.testing.assert_close(narrow, wide, rtol=1e-4, atol=1e-5)
 
 
-def test_greedy_keeps_what_the_model_would_have_chosen_itself():
-    chosen = torch.tensor([[4, 2, 7, 9], [4, 2, 7, 9], [4, 2, 7, 9], [4, 2, 7, 9]])
-    drafts = torch.tensor([[4, 2, 7], [4, 3, 7], [1, 2, 7], [4, 2, -1]])
-    assert match(chosen, drafts).tolist() == [3, 1, 0, 2]
+def test_matching_keeps_what_the_model_would_have_chosen_itself():
+    chosen = [4, 2, 7, 9]
+    assert [match(chosen, d) for d in ([4, 2, 7], [4, 3, 7], [1, 2, 7], [4, 2])] == [3, 1, 0, 2]
+    assert match([4], []) == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_draft_distribution_that_is_not_finite_is_rejected_for_the_target(rule):
+    target = torch.rand(8, 3, V, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    target /= target.sum(-1, keepdim=True)
+    drafts, broken = (
+        torch.zeros(8, 2, dtype=torch.int64),
+        torch.full((8, 2, V), math.nan, dtype=torch.float64),
+    )
+    outcome = verify(rule, target, drafts, broken, torch.zeros(8, 2, dtype=torch.float64))
+    assert outcome.accepted.tolist() == [0] * 8
+    torch.testing.assert_close(outcome.after, target[:, 0], rtol=0, atol=1e-15)
