@@ -10,6 +10,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
 
 FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 BETWEEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -46,9 +50,40 @@ class Histogram:
 
 
 @dataclass(frozen=True)
+class PrefixStats:
+    """The prefix cache's totals.
+
+    queries: prompt tokens of requests that were looked up, each once. hits: those of them that were not run.
+    checkpoints: states that were kept. declined: states that were wanted and not kept, by reason.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    checkpoints: int = 0
+    evicted_pages: int = 0
+    evicted_states: int = 0
+    declined: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DraftStats:
+    """Totals of speculation. verified: how often a request had drafts verified. proposed: how many drafts
+    that were. accepted: how often at least 1, 2, ... of them were right.
+    """
+
+    verified: int = 0
+    proposed: int = 0
+    accepted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """A snapshot. ``rows`` are token rows run through the model, replays of preempted requests among them;
     ``prompt_tokens`` and ``output_tokens`` are what clients asked and got, each counted once.
+
+    prefix_query_tokens: prompt tokens that were looked up, once a request; prefix_hit_tokens: those of them
+    that were not run. prefix_declines: why a prefix was not kept or not served, and how often. The drafts are
+    counted by position: how many were verified there, and how many of those were accepted.
     """
 
     running: int
@@ -69,6 +104,19 @@ class EngineStats:
     time_to_first_token: HistogramData
     time_between_tokens: HistogramData
     time_of_request: HistogramData
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    evicted_pages: int = 0
+    evicted_states: int = 0
+    prefix_declines: Mapping[str, int] = field(default_factory=dict)
+    drafts_proposed: tuple[int, ...] = ()
+    drafts_accepted: tuple[int, ...] = ()
+
+    @property
+    def accepted_length(self) -> float:
+        """Tokens a verified row gave on average: the accepted drafts and one more. 0 before the first."""
+        rows = self.drafts_proposed[0] if self.drafts_proposed else 0
+        return 1 + sum(self.drafts_accepted) / rows if rows else 0.0
 
 
 @dataclass
@@ -83,6 +131,16 @@ class Counters:
     failed_steps: int = 0
     last_error: str | None = None
     step_started: float | None = None
+    drafts_proposed: list[int] = field(default_factory=list)
+    drafts_accepted: list[int] = field(default_factory=list)
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
     time_between_tokens: Histogram = field(default_factory=lambda: Histogram(BETWEEN_BOUNDS))
     time_of_request: Histogram = field(default_factory=lambda: Histogram(WHOLE_BOUNDS))
+
+    def count_drafts(self, proposed: int, accepted: int) -> None:
+        """Count one verified row: ``proposed`` drafts, of which the first ``accepted`` were accepted."""
+        longer = proposed - len(self.drafts_proposed)
+        for counts, reached in ((self.drafts_proposed, proposed), (self.drafts_accepted, accepted)):
+            counts.extend([0] * longer)
+            for position in range(reached):
+                counts[position] += 1

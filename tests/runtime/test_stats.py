@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from k3compile.runtime.stats import Histogram
+from k3compile.runtime.stats import Counters, Histogram
 
 
 def test_a_value_on_a_bound_belongs_below_it():
@@ -36,3 +36,10 @@ def test_a_snapshot_does_not_move():
     before = histogram.snapshot()
     histogram.add(0.5)
     assert before.counts == (0, 0)
+
+
+def test_drafts_are_counted_by_their_position():
+    counters = Counters()
+    for proposed, accepted in ((2, 1), (3, 3), (1, 0), (3, 0)):
+        counters.count_drafts(proposed, accepted)
+    assert (counters.drafts_proposed, counters.drafts_accepted) == ([4, 3, 2], [2, 1, 1])
