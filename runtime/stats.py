@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .cache.tiers.tally import OffloadStats
+
+if TYPE_CHECKING:
     pass
 
 FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -50,33 +53,6 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class PrefixStats:
-    """The prefix cache's totals.
-
-    queries: prompt tokens of requests that were looked up, each once. hits: those of them that were not run.
-    checkpoints: states that were kept. declined: states that were wanted and not kept, by reason.
-    """
-
-    queries: int = 0
-    hits: int = 0
-    checkpoints: int = 0
-    evicted_pages: int = 0
-    evicted_states: int = 0
-    declined: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class DraftStats:
-    """Totals of speculation. verified: how often a request had drafts verified. proposed: how many drafts
-    that were. accepted: how often at least 1, 2, ... of them were right.
-    """
-
-    verified: int = 0
-    proposed: int = 0
-    accepted: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class EngineStats:
     """A snapshot. ``rows`` are token rows run through the model, replays of preempted requests among them;
     ``prompt_tokens`` and ``output_tokens`` are what clients asked and got, each counted once.
@@ -111,6 +87,7 @@ class EngineStats:
     prefix_declines: Mapping[str, int] = field(default_factory=dict)
     drafts_proposed: tuple[int, ...] = ()
     drafts_accepted: tuple[int, ...] = ()
+    offload: OffloadStats | None = None  # of the tiers below the pools, where there are any
 
     @property
     def accepted_length(self) -> float:
