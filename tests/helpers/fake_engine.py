@@ -44,6 +44,8 @@ class FakeEngine:
         self.reasons: list[str] = []  # of those aborted
         self.fail_next: str | None = None  # error of the next update
         self.current_step_s = 0.0
+        self.more_stats: dict = {}  # further fields of EngineStats
+        self.cached_tokens = 0  # of every update
         self.alive = True
         self._lock = threading.Condition()
         if not manual:
@@ -97,7 +99,14 @@ class FakeEngine:
                 for t in tokens
             ]
         return Update(
-            request.id, tokens, logprobs, finish, error, request.prompt_tokens, request.output_tokens, 0
+            request.id,
+            tokens,
+            logprobs,
+            finish,
+            error,
+            request.prompt_tokens,
+            request.output_tokens,
+            self.cached_tokens,
         )
 
     def _work(self) -> None:
@@ -137,4 +146,5 @@ class FakeEngine:
             time_to_first_token=times.snapshot(),
             time_between_tokens=times.snapshot(),
             time_of_request=times.snapshot(),
+            **self.more_stats,
         )

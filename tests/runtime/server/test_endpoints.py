@@ -130,6 +130,21 @@ def test_a_cut_chat_answer_is_split_the_same_streamed_and_whole(limit):
     assert usage["completion_tokens"] == limit
 
 
+def test_cached_tokens_are_told_by_both_endpoints_whole_and_streamed():
+    engine = FakeEngine(says(ANSWER))
+    engine.cached_tokens = 3
+    app = make_app(engine)
+    asked = {"stream_options": {"include_usage": True}}
+    talk = {"messages": [{"role": "user", "content": "Hi"}]}
+    told = [
+        complete(app, prompt="Hi there")["usage"],
+        chat(app, **talk)["usage"],
+        stream(app, "/v1/completions", prompt="Hi there", **asked)[-1]["usage"],
+        stream(app, "/v1/chat/completions", **talk, **asked)[-1]["usage"],
+    ]
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in told] == [3] * 4
+
+
 def test_the_usage_chunk_comes_last_and_has_no_choices():
     app = make_app(FakeEngine(says(PLAIN)))
     chunks = stream(app, "/v1/completions", prompt="Hi", stream_options={"include_usage": True})

@@ -41,9 +41,8 @@ def test_usage_adds_up_and_prompts_count_once(block):
 
 def test_cached_tokens_are_those_of_one_choice_a_prompt():
     engine = FakeEngine(says("abc"))
+    engine.cached_tokens = 2
     job = finish(engine, [[1, 2, 3], [4, 5]], n=2, max_tokens=1)
-    for answer in job.answers:
-        answer.cached_tokens = 2
     assert job.usage()["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
