@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .budget import Limits, chunk
-from .cache.cache import Cache, Holding
+from .cache.cache import NO_HIT, Cache, Holding
 from .request import FinishReason, Request, cut
 
 
@@ -137,7 +137,7 @@ class Scheduler:
         while self.waiting and not preempted and room > charge and len(running) < limits.max_active:
             request = self.waiting[0]
             count = self._count(request, room - charge, share)
-            if not self.cache.admit(request, count, reserve=len(running)):
+            if not self.cache.admit(request, NO_HIT, count, reserve=len(running)):
                 break  # no pages or no slot; nobody overtakes, or a long prompt would wait for ever
             del self.waiting[0]
             insort(running, request, key=rank_of)

@@ -1,8 +1,8 @@
 """Where the state of a prefix is kept, and what a prefill chunk must leave there.
 
-    tokens   0 ....... B ....... 2B ....... 3B ..... P . total      B block, P last multiple of the unit h
-    older    [-------------------- chunk -------------][-]          stops at P: a pass for the rest
-    ours     [-------------------- chunk ------ ^ -----]            one pass, its state at P written on the way
+    tokens   0 ....... B ....... 2B ....... 3B ....... P . total   B block, P last multiple of the unit h
+    older    [-------------------- chunk ------------][--]         stops at P: a pass for the rest
+    ours     [-------------------- chunk ------------^---]         one pass, the state at P is written in it
 
 A state serves exactly the prefix that ends at its token count, so that count is decided here and nowhere
 else: the scheduler, the cache and the step builder all get it from :func:`plan_chunk`. Plain integers.
@@ -36,7 +36,7 @@ class Grid:
         ]
         if not wrong and self.block % self.unit:
             wrong.append(
-                f"block={self.block} is no multiple of unit={self.unit}: a state would lie where no hit can end"
+                f"block={self.block} is no multiple of unit={self.unit}: a state would lie where no hit ends"
             )
         if wrong:
             raise ValueError("; ".join(wrong))

@@ -12,17 +12,21 @@ from collections.abc import Sequence
 
 import torch
 
-from .cache import Writes
+from .orders import Clear, Copy, Order
 from .pools import KdaPools, MlaPools
 
 Pools = Sequence[KdaPools | MlaPools]
 
 
-def apply(pools: Pools, writes: Writes) -> None:
+def apply(pools: Pools, orders: Sequence[Order]) -> None:
     """Carry out what :meth:`Cache.take_writes` asked, in its order, in every layer."""
-    poison(pools, writes.poison_slots, writes.poison_pages)
-    if writes.clear_slots:
-        clear(pools, writes.clear_slots)
+    for order in orders:
+        if isinstance(order, Copy):
+            copy(pools, order.sources, order.targets)
+        elif isinstance(order, Clear):
+            clear(pools, order.slots)
+        else:
+            poison(pools, order.slots, order.pages)
 
 
 def clear(pools: Pools, slots: Sequence[int]) -> None:

@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,9 +81,7 @@ def test_a_preempted_request_goes_on_as_if_nothing_had_happened(toy):
 
 def test_a_slot_that_is_not_cleared_would_be_noticed(toy, monkeypatch):
     engine = toy.engine(max_num_seqs=1)
-    monkeypatch.setattr(
-        engine.cache, "take_writes", lambda: SimpleNamespace(poison_slots=[], poison_pages=[], clear_slots=[])
-    )
+    monkeypatch.setattr(engine.cache, "take_writes", list)
     engine.pools[0].state.zero_()
     engine.pools[0].window.zero_()
     first, second = Request("a", [5] * 6, toy.greedy(3)), Request("b", [5] * 6, toy.greedy(3))

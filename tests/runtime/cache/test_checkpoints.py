@@ -19,7 +19,7 @@ def lengths(made: list[Chunk]) -> list[int]:
     return [chunk.count for chunk in made]
 
 
-WORKED = [  # prompt, block, budget; chunk lengths without, with h = B, with h = 128, and the last state of each
+WORKED = [  # prompt, block, budget; chunk lengths and last state: without, with h = B, with h = 128
     (8000, 768, 8185, ([7680, 320], 7680), ([8000], 7680), ([8000], 7936)),
     (8000, 1536, 8186, ([7680, 320], 7680), ([8000], 7680), ([8000], 7936)),
     (8000, 1536, 2048, ([1536] * 5 + [320], 7680), ([1536] * 4 + [1856], 7680), ([1536] * 4 + [1856], 7936)),
