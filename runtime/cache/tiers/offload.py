@@ -1,0 +1,353 @@
+"""Stores what the prefix index publishes and loads what it has forgotten, on threads of its own.
+
+    engine thread                       store thread                 load thread
+    offer(node)   pinned by the caller
+    flush()       after the writes  ->  pool -> host tier, disk tier
+    poll()        calls done()      <-  copied: the node may go
+    longest(), start_load()         -------------------------------> tier -> staging, checked
+    poll()        writes staging into pages and slot  <------------- whole, or failed
+
+The threads never write into a pool, and touch no books of the cache. So a request whose load is cancelled
+gives its pages back at once, and a load that fails in any way leaves nothing behind: the request computes
+what it would have computed without the tiers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from .disk import DiskTier
+from .entry import Declined, Entry, Key
+from .host import HostTier
+from .pool_io import PoolIO, join_blocks
+from .tally import OffloadStats, Tally
+
+log = logging.getLogger(__name__)
+
+
+class Offer(NamedTuple):
+    """A block of the prefix index that is written, or will be when :meth:`Offload.flush` is called."""
+
+    hash: bytes  # chain hash after the block
+    parent: bytes | None  # of the block before
+    pages: tuple[int, ...]  # page ids of the block; empty: keep no pages
+    slot: int  # that holds the state after the block; 0: keep no state
+
+
+class Stored(NamedTuple):
+    """An offer on its way."""
+
+    offer: Offer
+    done: Callable[[], None]
+    fence: object  # of PoolIO.fence
+
+
+class Load:
+    """A prefix on its way from a tier. Read it when :meth:`Offload.poll` has returned it.
+
+    request_id: who asked. start, end: token counts. pages [L, pages, page_size, row] of tokens [start, end)
+    and the state after ``end``, or ``failed``: why there are none.
+    """
+
+    def __init__(self, request_id: str, hashes: Sequence[bytes], start: int, end: int, unit: int) -> None:
+        self.request_id, self.start, self.end = request_id, start, end
+        self.hashes = list(hashes[: end // unit])
+        self.first = start // unit  # block
+        self.pages: Entry | None = None
+        self.state: Entry | None = None
+        self.failed: str | None = None
+        self.cancelled = False
+        self.begun = time.monotonic()
+
+
+class Offload:
+    """Moves blocks of ``unit`` tokens between the pools behind ``io`` and the tiers.
+
+    queue: offers that may wait, each of which pins a block; loads: requests that may load at once. timeout_s:
+    a load that takes longer has failed. on_ready: called on a thread of ours when :meth:`poll` has something.
+    Apart from that, and :meth:`stats`, one thread at a time calls.
+    """
+
+    def __init__(
+        self,
+        io: PoolIO,
+        unit: int,
+        host: HostTier | None = None,
+        disk: DiskTier | None = None,
+        *,
+        queue: int = 128,
+        loads: int = 16,
+        timeout_s: float = 30.0,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        if host is None and disk is None:
+            raise ValueError("offload needs a host tier, a disk tier or both")
+        self.io, self.unit, self.host, self.disk = io, unit, host, disk
+        self.tally = Tally()
+        self._tiers = [tier for tier in (host, disk) if tier is not None]
+        self._queue, self._max_loads, self._timeout_s, self._on_ready = queue, loads, timeout_s, on_ready
+        self._offered: list[tuple[Offer, Callable[[], None]]] = []  # engine thread only
+        self._loading: dict[str, Load] = {}  # engine thread only
+        self._changed = threading.Condition()  # guards the four below
+        self._to_store: deque[Stored] = deque()
+        self._to_load: deque[Load] = deque()
+        self._copied: list[Callable[[], None]] = []
+        self._arrived: list[Load] = []
+        self._pinned = 0  # offers whose done() has not been called
+        self._storing = False
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, args=(what, queue), name=f"k3-offload-{what}", daemon=True)
+            for what, queue in (("store", self._to_store), ("load", self._to_load))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def offer(self, offer: Offer, done: Callable[[], None]) -> bool:
+        """Ask for a block to be stored; its pages and slot must stay as they are until ``done`` is called,
+        by :meth:`poll` or :meth:`close`. False, and done is not called, when it is declined.
+        """
+        if self._closed or (not offer.pages and not offer.slot):
+            return False
+        if all(self._missing(offer, tier) == [] for tier in self._tiers):
+            self.tally.add("stored", "present")
+            return False
+        if self._pinned >= self._queue:
+            self.tally.decline("store", Declined("queue_full", f"{self._pinned} blocks wait to be stored"))
+            return False
+        self._pinned += 1
+        self._offered.append((offer, done))
+        return True
+
+    def flush(self) -> None:
+        """Hand the offers over: all that is to be written into their pages and slots has been asked for."""
+        if not self._offered:
+            return
+        fence = self.io.fence()
+        with self._changed:
+            self._to_store.extend(Stored(offer, done, fence) for offer, done in self._offered)
+            self._changed.notify_all()
+        self._offered.clear()
+
+    def longest(self, hashes: Sequence[bytes], start: int) -> int:
+        """Tokens of the longest prefix that can be loaded where ``start`` tokens are there already; ``start``
+        when none is longer. hashes: chain hashes of the request's whole blocks, as many as it may be given.
+        """
+        end = first = start // self.unit
+        for block in range(first, len(hashes)):
+            if not self._has(Key(hashes[block], "pages")):
+                break
+            if self._has(Key(hashes[block], "state")):
+                end = block + 1
+        return max(end * self.unit, start)
+
+    def start_load(self, request_id: str, hashes: Sequence[bytes], start: int, end: int) -> bool:
+        """Begin to load pages of tokens [start, end) and the state after ``end``, both multiples of ``unit``.
+
+        False when it is declined. Otherwise :meth:`poll` returns it once, unless it is cancelled.
+        """
+        assert start < end, f"nothing to load: {start} to {end}"
+        assert start % self.unit == 0, f"{start} is no block boundary"
+        assert end % self.unit == 0, f"{end} is no block boundary"
+        assert end <= len(hashes) * self.unit, f"{len(hashes)} hashes for {end} tokens"
+        assert request_id not in self._loading, f"{request_id} loads already"
+        if self._closed or len(self._loading) >= self._max_loads:
+            self.tally.decline("load", Declined("busy", f"{len(self._loading)} requests load already"))
+            return False
+        load = self._loading[request_id] = Load(request_id, hashes, start, end, self.unit)
+        with self._changed:
+            self._to_load.append(load)
+            self._changed.notify_all()
+        return True
+
+    def cancel(self, request_id: str) -> bool:
+        """Forget a load: the request ended. False when there is none."""
+        load = self._loading.pop(request_id, None)
+        if load is None:
+            return False
+        load.cancelled = True
+        self._count(load, "cancelled")
+        return True
+
+    @property
+    def loading(self) -> int:
+        """Requests whose load has not been returned."""
+        return len(self._loading)
+
+    def poll(self, wait_s: float = 0.0) -> list[Load]:
+        """Loads that are whole or have failed, after calling done() of what has been copied.
+
+        wait_s: wait so long for something to happen.
+        """
+        with self._changed:
+            if wait_s:
+                self._changed.wait_for(lambda: self._copied or self._arrived, self._until_timeout(wait_s))
+            copied, self._copied = self._copied, []
+            arrived, self._arrived = self._arrived, []
+        self._pinned -= len(copied)
+        for done in copied:
+            done()
+        late = [x for x in self._loading.values() if time.monotonic() - x.begun > self._timeout_s]
+        finished = [x for x in arrived if not x.cancelled]
+        for load in late:
+            if load not in finished:
+                load.cancelled, load.failed = True, "timeout"
+                self.tally.decline("load", Declined("timeout", f"{self._timeout_s} s"))
+                finished.append(load)
+        for load in finished:
+            del self._loading[load.request_id]
+            self._count(load, "failed" if load.failed else "done")
+        return finished
+
+    def write(self, load: Load, pages: Sequence[int], slot: int) -> None:
+        """Write a load that did not fail into the request's pages of tokens [start, end) and its slot."""
+        assert load.failed is None, load.failed
+        self.io.write_pages(pages, load.pages)
+        self.io.write_state(slot, load.state)
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take nothing more, give what waits ``drain_s`` seconds to be stored, drop the rest."""
+        self.flush()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._to_store and not self._storing, drain_s)
+            dropped = len(self._to_store)
+            self._copied.extend(stored.done for stored in self._to_store)
+            self._to_store.clear()
+            self._to_load.clear()
+            self._closed = True
+            self._changed.notify_all()
+        for _ in range(dropped):
+            self.tally.decline("store", Declined("closed", "the engine stopped before it was stored"))
+        for request_id in list(self._loading):
+            self.cancel(request_id)
+        for thread in self._threads:  # each is done after the entry it has in hand
+            thread.join(max(drain_s, 1.0))
+        self.poll()
+
+    def stats(self) -> OffloadStats:
+        """A snapshot; thread-safe."""
+        of, host, disk = self.tally.of, self.host, self.disk
+        return OffloadStats(
+            host_bytes=host.bytes if host else 0,
+            host_entries=len(host) if host else 0,
+            disk_bytes=disk.bytes if disk else 0,
+            disk_entries=len(disk) if disk else 0,
+            queued=self._pinned,
+            loading=len(self._loading),
+            stored=of("stored"),
+            loaded=of("loaded"),
+            loads=of("loads"),
+            loaded_tokens=of("tokens").get("loaded", 0),
+            store_declined=of("store_declined"),
+            load_declined=of("load_declined"),
+        )
+
+    def _has(self, key: Key) -> bool:
+        return any(key in tier for tier in self._tiers)
+
+    def _missing(self, offer: Offer, tier: HostTier | DiskTier) -> list[Key]:
+        """What of an offer a tier does not have."""
+        wanted = [(offer.pages, "pages"), (offer.slot, "state")]
+        return [key for has, kind in wanted if has and (key := Key(offer.hash, kind)) not in tier]
+
+    def _until_timeout(self, wait_s: float) -> float:
+        """Seconds to wait at most, so that a load which hangs is noticed in time."""
+        ends = [load.begun + self._timeout_s - time.monotonic() for load in self._loading.values()]
+        return max(min([wait_s, *ends]), 0.0)
+
+    def _count(self, load: Load, outcome: str) -> None:
+        self.tally.add("loads", outcome)
+        if outcome == "done":
+            self.tally.add("tokens", "loaded", load.end - load.start)
+
+    def _work(self, what: str, queue: deque) -> None:
+        """Life of a thread: one item after the other until :meth:`close`."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: queue or self._closed)
+                if self._closed and not queue:
+                    return
+                item = queue.popleft()
+                self._storing = self._storing or what == "store"
+            try:
+                self._store(item) if what == "store" else self._load(item)
+            except Exception as error:  # the service goes on without this entry
+                log.exception("offload: a %s failed", what)
+                self.tally.decline(what, Declined("error", f"{type(error).__name__}: {error}"))
+            if what == "store":
+                with self._changed:
+                    self._storing = False
+                    self._changed.notify_all()
+
+    def _store(self, stored: Stored) -> None:
+        offer, fence = stored.offer, stored.fence
+        wanted = [(tier, self._missing(offer, tier)) for tier in self._tiers]
+        entries: dict[Key, Entry] = {}
+        try:
+            for key in {key for _, keys in wanted for key in keys}:
+                if key.kind == "pages":
+                    entries[key] = self.io.read_pages(offer.pages, fence)
+                else:
+                    entries[key] = self.io.read_state(offer.slot, fence)
+        finally:
+            with self._changed:
+                self._copied.append(stored.done)
+                self._changed.notify_all()
+            self._on_ready()
+        for tier, keys in wanted:
+            for key in keys:  # pages before the state that hangs below them
+                self._put(tier, key, entries[key], offer.parent)
+
+    def _put(self, tier: HostTier | DiskTier, key: Key, entry: Entry, parent: bytes | None) -> None:
+        try:
+            tier.put(key, entry, parent)
+        except Declined as error:
+            self.tally.decline("store", error)
+        else:
+            self.tally.add("stored", tier.name)
+
+    def _load(self, load: Load) -> None:
+        try:
+            blocks = []
+            for block in range(load.first, len(load.hashes)):
+                if load.cancelled:
+                    return
+                blocks.append(self._get(load, block, "pages"))
+            load.state = self._get(load, len(load.hashes) - 1, "state")
+            load.pages = join_blocks(blocks)
+        except Declined as error:
+            load.failed = error.reason
+            self.tally.decline("load", error)
+        except Exception as error:
+            load.failed = "error"
+            raise RuntimeError(f"loading tokens {load.start} to {load.end}") from error
+        finally:
+            with self._changed:
+                self._arrived.append(load)
+                self._changed.notify_all()
+            self._on_ready()
+
+    def _get(self, load: Load, block: int, kind: str) -> Entry:
+        """From the host or else from the disk, in which case the host gets it too."""
+        key = Key(load.hashes[block], kind)
+        if self.host is not None and key in self.host:
+            try:
+                entry = self.host.get(key)
+            except Declined:
+                pass  # it went this moment; the disk may have it
+            else:
+                self.tally.add("loaded", "host")
+                return entry
+        if self.disk is None:
+            raise Declined("not_found", f"block {block}, {kind}")
+        entry, parent = self.disk.get(key)
+        self.io.check(kind, entry)
+        self.tally.add("loaded", "disk")
+        if self.host is not None:
+            self._put(self.host, key, entry, parent)
+        return entry
