@@ -47,15 +47,16 @@ class Choice(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A request's rows of the logits: ``first``, and one more for each of its ``drafts``."""
+    """A request's rows of the logits: ``first`` to ``last``, one more than ``drafts``."""
 
     request: Request
     first: int
+    last: int
     drafts: list[int]
 
     @property
     def rows(self) -> range:
-        return range(self.first, self.first + len(self.drafts) + 1)
+        return range(self.first, self.last + 1)
 
     @property
     def drawn_from(self) -> Tensor | None:
@@ -110,15 +111,15 @@ class Sampler:
         A request with a row that is not finite gets an error, its neighbours do not notice.
         """
         parts = split(requests, drafts)
-        rows = [part.request for part in parts for _ in part.rows]
-        assert len(rows) == len(logits), "a request has one row more than drafts"
-        ahead = None
-        if len(rows) > len(parts):
+        assert sum(1 + len(part.drafts) for part in parts) == len(logits), "rows do not fit the drafts"
+        rows, ahead = requests, None
+        if len(logits) > len(parts):
+            rows = [part.request for part in parts for _ in part.rows]
             ahead = [part.drafts[:i] for part in parts for i in range(len(part.rows))]
         raw = logits.to(torch.promote_types(logits.dtype, torch.float32))
         bad = (~torch.isfinite(raw.amax(-1))).tolist()  # argmax of NaN would be a token like any other
         scores = adjust(raw, rows, self.eos_ids, ahead)
-        sound = [part for part in parts if not any(bad[part.first : part.rows.stop])]
+        sound = [part for part in parts if not any(bad[part.first : part.last + 1])] if any(bad) else parts
         tokens = self._choose(scores, sound)
         logprobs = list_all(raw, sound, tokens)
         return [
@@ -149,7 +150,7 @@ class Sampler:
         for part in parts:
             if part.first in tokens:
                 continue
-            kept = match(chosen[part.first : part.rows.stop], part.drafts)
+            kept = match(chosen[part.first : part.last + 1], part.drafts) if part.drafts else 0
             tokens[part.first] = chosen[part.first : part.first + kept + 1]
             if part.drafts and part.first in numbers:
                 self.chance(part.request).give_back(numbers[part.first][kept + 1 :])
@@ -207,12 +208,12 @@ class Sampler:
 
 def split(requests: Sequence[Request], drafts: Sequence[int] | None) -> list[Part]:
     """Whose rows are where."""
-    if drafts is None:
-        return [Part(request, i, []) for i, request in enumerate(requests)]
+    if drafts is None or not any(drafts):
+        return [Part(request, i, i, []) for i, request in enumerate(requests)]
     parts, first = [], 0
     for request, count in zip(requests, drafts, strict=True):
         assert 0 <= count <= len(request.drafts), f"{request!r} has not {count} drafts"
-        parts.append(Part(request, first, request.drafts[:count]))
+        parts.append(Part(request, first, first + count, request.drafts[:count]))
         first += count + 1
     return parts
 
