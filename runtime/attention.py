@@ -22,14 +22,19 @@ ops = torch.ops.k3
 
 
 class Kda(nn.Module):
-    """Delta-rule attention with a decay per key channel, and a short convolution before it."""
+    """Delta-rule attention with a decay per key channel, and a short convolution before it.
 
-    def __init__(self, config: K3Config, place: Placement, group: str) -> None:
+    state_replay: verify rows leave the state alone and record what a commit needs; without it they write the
+    state after every row to the slots of ``Step.scratch``.
+    """
+
+    def __init__(self, config: K3Config, place: Placement, group: str, state_replay: bool = True) -> None:
         super().__init__()
         heads, width, hidden = config.kda_num_heads, config.kda_head_dim, config.hidden_size
         inner = heads * width
         self.heads, self.width, self.group = heads, width, group
         self.lower_bound, self.eps = config.gate_lower_bound, config.rms_norm_eps
+        self.state_replay = state_replay
         self.qkv_proj = Linear(place, hidden, 3 * inner)
         self.conv_weight = place.parameter(3 * inner, 4, dtype=place.acc)
         self.f_a_proj = Linear(place, hidden, width)
@@ -60,6 +65,7 @@ class Kda(nn.Module):
             pools,
             slots_verify,
             step.cu_verify,
+            step.scratch,
         )
         o_other = self.prefill(
             qkv.index_select(0, other),
@@ -78,9 +84,20 @@ class Kda(nn.Module):
         return all_reduce(self.o_proj(o.flatten(1)), self.group)
 
     def verify(
-        self, qkv: Tensor, g: Tensor, beta: Tensor, pools: KdaPools, slots: Tensor, cu: Tensor
+        self,
+        qkv: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        pools: KdaPools,
+        slots: Tensor,
+        cu: Tensor,
+        scratch: Tensor,
     ) -> Tensor:
-        """Rows of drafts: the state is read and what a commit needs is recorded.  -> [Tv, H, V]"""
+        """Rows of drafts: what any number of them leads to is recorded, or put in scratch.  -> [Tv, H, V]"""
+        if not self.state_replay:
+            mixed = ops.short_conv_verify_states(qkv, self.conv_weight, pools.window, slots, cu, scratch)
+            q, k, v = self.heads_of(mixed)
+            return ops.kda_verify_states(q, k, v, g, beta, pools.state, slots, cu, scratch)
         mixed = ops.short_conv_verify(qkv, self.conv_weight, pools.window, slots, cu, pools.rec_x)
         q, k, v = self.heads_of(mixed)
         records = (pools.rec_u, pools.rec_k, pools.rec_g)

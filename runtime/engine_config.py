@@ -134,7 +134,6 @@ class EngineConfig:
             draft_limit=self.draft_limit,
             adaptive_budget=self.adaptive_budget,
             long_prefill_tokens=self.long_prefill_tokens,
-            granule=self.block_size or 1,
         )
 
     @property
@@ -144,5 +143,5 @@ class EngineConfig:
 
     @property
     def num_slots(self) -> int:
-        """State slots, the null slot among them."""
-        return 1 + self.max_num_seqs * self.slots_per_request + (self.num_checkpoints or 0)
+        """State slots that requests live in, and the null slot."""
+        return 1 + self.max_num_seqs * self.slots_per_request

@@ -30,7 +30,9 @@ def make_engine(
     if config.limits(sizes.max_model_len).max_active < config.max_num_seqs:
         active = config.limits(sizes.max_model_len).max_active
         log.info("at most %d requests run at once: a step has no row for more", active)
-    pools = model.make_pools(sizes.num_slots, sizes.num_pages, sizes.page_size, config.num_drafts)
+    pools = model.make_pools(
+        sizes.total_slots, sizes.num_pages, sizes.page_size, config.num_drafts, sizes.record_slots
+    )
     cache = Cache(sizes.num_pages, sizes.num_slots, sizes.page_size, poison=config.poison)
     forward = compile_forward(model, pools) if compile_forward else lambda step: model.forward(step, pools)
     return Engine(

@@ -33,7 +33,7 @@ UNBACKED_SOURCES = ",".join(
     [
         *("L['p']:0", "L['blocks']:0", "L['blocks']:1"),
         *(f"L['step'].{name}:0" for name in ("tokens", "cu_verify", "cu_other", "slots", "seen", "pages")),
-        *("L['step'].pages:1", "L['step'].scratch:0", "L['step'].anchor:0"),
+        *("L['step'].pages:1", "L['step'].scratch:0", "L['step'].scratch:1", "L['step'].anchor:0"),
     ]
 )
 
@@ -57,7 +57,9 @@ class DepthMix(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then feed-forward. Layers of one kind (K3Config.kind) differ in their weights alone."""
 
-    def __init__(self, config: K3Config, index: int, place: Placement, group: str) -> None:
+    def __init__(
+        self, config: K3Config, index: int, place: Placement, group: str, state_replay: bool = True
+    ) -> None:
         super().__init__()
         self.snapshot = config.is_snapshot(index)
         depth = bool(config.attn_res_block_size)
@@ -65,7 +67,10 @@ class DecoderLayer(nn.Module):
         self.mlp_res = DepthMix(config, place) if depth else None
         self.input_layernorm = RmsNorm(place, config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(place, config.hidden_size, config.rms_norm_eps)
-        self.self_attn = (Kda if config.is_kda(index) else Mla)(config, place, group)
+        if config.is_kda(index):
+            self.self_attn = Kda(config, place, group, state_replay)
+        else:
+            self.self_attn = Mla(config, place, group)
         if config.is_moe(index):
             self.ffn = Moe(config, place, group)
         else:
@@ -103,8 +108,9 @@ class Model(nn.Module):
     """The whole text model. Parameters come unfilled; weights.load_model fills them.
 
     dtype: of activations. resident: of the matrices, default ``dtype``. tap_layers: layers after which the
-    running sum is returned as well, for a draft model. Raises ValueError for a dtype we do not run and for
-    taps that are not layers in rising order.
+    running sum is returned as well, for a draft model. state_replay: keep one state a request and records of
+    its last verify step, or (False) the state after each of its rows. Raises ValueError for a dtype we do not
+    run and for taps that are not layers in rising order.
     """
 
     def __init__(
@@ -114,15 +120,17 @@ class Model(nn.Module):
         device: torch.device | str = "cpu",
         resident: torch.dtype | None = None,
         tap_layers: Sequence[int] = (),
+        state_replay: bool = True,
     ) -> None:
         super().__init__()
         check_arguments(config, dtype, resident or dtype, tap_layers)
         place = Placement(dtype, resident or dtype, torch.device(device))
         name = group()
         self.config, self.place, self.tap_layers = config, place, tuple(tap_layers)
+        self.state_replay = state_replay
         self.embed_tokens = place.parameter(config.vocab_size, config.hidden_size, dtype=place.resident)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, i, place, name) for i in range(config.num_hidden_layers)
+            DecoderLayer(config, i, place, name, state_replay) for i in range(config.num_hidden_layers)
         )
         self.output_attn_res = DepthMix(config, place) if config.attn_res_block_size else None
         self.norm = RmsNorm(place, config.hidden_size, config.rms_norm_eps)
@@ -159,14 +167,22 @@ class Model(nn.Module):
         return F.linear(hidden, head.to(hidden.dtype))
 
     def make_pools(
-        self, num_slots: int, num_pages: int, page_size: int, max_drafts: int = 0
+        self,
+        num_slots: int,
+        num_pages: int,
+        page_size: int,
+        max_drafts: int = 0,
+        record_slots: int | None = None,
     ) -> list[KdaPools | MlaPools]:
         """Zeroed pools, one a layer, each a view of one tensor per kind. Slot 0 and page 0 are nobody's.
 
         num_slots: S, num_pages: N, both with the null one. max_drafts: drafts a verify row may hold.
-        A slot has to be zero again before another request starts in it.
+        record_slots: the first slots, the null one among them, that have records (None: all, or none without
+        state replay). A slot has to be zero again before another request starts in it.
         """
         config, place = self.config, self.place
+        if record_slots is None:
+            record_slots = num_slots if self.state_replay else 0
         heads, width, records = config.kda_num_heads, config.kda_head_dim, max_drafts + 1
         num_kda = len(config.kda_layers)
         num_mla = config.num_hidden_layers - num_kda
@@ -177,10 +193,10 @@ class Model(nn.Module):
         wide, channels = acc(place.dtype), 3 * heads * width
         state = zeros(num_kda, num_slots, heads, width, width, dtype=wide)
         window = zeros(num_kda, num_slots, 3, channels, dtype=place.dtype)
-        rec_u = zeros(num_kda, num_slots, records, heads, width, dtype=wide)
-        rec_k = zeros(num_kda, num_slots, records, heads, width, dtype=wide)
-        rec_g = zeros(num_kda, num_slots, records, heads, width, dtype=wide)
-        rec_x = zeros(num_kda, num_slots, records, channels, dtype=place.dtype)
+        rec_u = zeros(num_kda, record_slots, records, heads, width, dtype=wide)
+        rec_k = zeros(num_kda, record_slots, records, heads, width, dtype=wide)
+        rec_g = zeros(num_kda, record_slots, records, heads, width, dtype=wide)
+        rec_x = zeros(num_kda, record_slots, records, channels, dtype=place.dtype)
         kda = map(KdaPools, state, window, rec_u, rec_k, rec_g, rec_x)
         row = config.kv_lora_rank + config.qk_rope_head_dim
         mla = map(MlaPools, zeros(num_mla, num_pages, page_size, row, dtype=place.dtype))

@@ -17,13 +17,17 @@ from k3compile.runtime.step import Step
 
 
 class Row(NamedTuple):
-    """One request in a step. ``pages`` must hold ``seen + len(tokens)`` tokens."""
+    """One request in a step. ``pages`` must hold ``seen + len(tokens)`` tokens.
+
+    scratch: of a verify row of a model without state replay, the slots that receive its states.
+    """
 
     tokens: Sequence[int]
     slot: int
     seen: int = 0
     pages: Sequence[int] = (0,)
     verify: bool = False
+    scratch: Sequence[int] = ()
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
@@ -48,11 +52,16 @@ def make_step(rows: Sequence[Row], max_requests: int = 8, drafts: int = 3) -> St
         slots=ints([r.slot for r in rows]),
         seen=ints([r.seen for r in rows]),
         pages=ints([p for line in table for p in line]).view(len(rows), columns),
-        scratch=torch.zeros(len(verify), drafts + 1, dtype=torch.int64),
+        scratch=scratch_of([r for r in rows if r.verify], drafts + 1),
         anchor=torch.ones(len(verify), dtype=torch.int64),
         export_offset=torch.zeros(max_requests, dtype=torch.int32),
         export_slot=torch.zeros(max_requests, dtype=torch.int32),
     )
+
+
+def scratch_of(rows: Sequence[Row], width: int) -> torch.Tensor:
+    table = [[*r.scratch, *[0] * (width - len(r.scratch))] for r in rows]
+    return ints([slot for line in table for slot in line]).view(len(rows), width)
 
 
 def ints(values: Sequence[int]) -> torch.Tensor:
@@ -125,9 +134,11 @@ SMALL_LINEAR = dataclasses.replace(
 )
 
 
-def small_model(config: K3Config = SMALL, dtype: torch.dtype = torch.float64, seed: int = 0) -> Model:
-    """A filled model: activations stay near 1, and choices differ between tokens."""
-    model = Model(config, dtype)
+def small_model(
+    config: K3Config = SMALL, dtype: torch.dtype = torch.float64, seed: int = 0, **more: object
+) -> Model:
+    """A filled model: activations stay near 1, and choices differ between tokens. more: for ``Model``."""
+    model = Model(config, dtype, **more)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dtype == torch.uint8:

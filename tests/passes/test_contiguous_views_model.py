@@ -8,12 +8,14 @@ from compiled import Compiled, copies
 from k3compile.runtime.model import UNBACKED_SOURCES, DecoderLayer
 from small_models import SMALL, Row, make_step, small_model
 
-SLOTS, PAGES, PAGE, DRAFTS = 12, 40, 16, 3
+SLOTS, PAGES, PAGE, DRAFTS = 24, 40, 16, 3
 
 
-@pytest.fixture(scope="module")
-def model():
-    return small_model()
+@pytest.fixture(
+    scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["replay", "states"]
+)
+def model(request):
+    return small_model(state_replay=request.param)
 
 
 def kinds(model):
@@ -33,7 +35,8 @@ def mix(rng):
     for slot, (length, is_verify) in enumerate(lengths, 1):
         tokens = [rng.randrange(SMALL.vocab_size) for _ in range(length)]
         pages = [slot * 4 - 3 + i for i in range(-(-(length + 5) // PAGE))]
-        rows.append(Row(tokens, slot, seen=rng.randrange(6), pages=pages, verify=is_verify))
+        scratch = [slot, *(11 + 3 * slot + i for i in range(length - 1))] if is_verify else ()
+        rows.append(Row(tokens, slot, rng.randrange(6), pages, is_verify, scratch))
     return make_step(rows, drafts=DRAFTS)
 
 
@@ -94,7 +97,11 @@ def test_every_batch_gives_the_bits_of_the_plain_layer_from_one_graph(model, cho
 
 @pytest.mark.slow
 def test_all_layers_in_one_graph_are_proven_in_a_second_or_two(model):
-    rows = [Row([1, 2], 1, verify=True, pages=[1]), Row([3], 2, pages=[2]), Row([4, 5, 6], 3, pages=[3])]
+    rows = [
+        Row([1, 2], 1, verify=True, pages=[1], scratch=[1, 9]),
+        Row([3], 2, pages=[2]),
+        Row([4, 5, 6], 3, pages=[3]),
+    ]
     unbacked = ",".join(name for name in UNBACKED_SOURCES.split(",") if "step" in name)
     compiled = Compiled(lambda step, pools: model(step, pools), unbacked=unbacked, verify="off")
     compiled(make_step(rows, drafts=DRAFTS), model.make_pools(SLOTS, PAGES, PAGE, DRAFTS))

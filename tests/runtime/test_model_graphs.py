@@ -40,22 +40,30 @@ def compiled_layer(model, pools, backend):
 
 
 def random_rows(random_state: random.Random, seen: dict[int, int], pages: dict[int, range]) -> list[Row]:
-    """Any mix of verify, decode and prefill rows for requests with room left; possibly of one class only."""
+    """Any mix of verify, decode and prefill rows for requests with room left; possibly of one class only.
+
+    Slot s owns s, 3 + 3 s, 4 + 3 s and 5 + 3 s for the states of its rows.
+    """
     classes = random_state.choice(["v", "d", "p", "vd", "vp", "dp", "vdp"])
     rows = []
     for slot in random_state.sample(sorted(seen), random_state.randint(1, 4)):
         kind = random_state.choice(classes)
         count = {"v": random_state.randint(1, 4), "d": 1, "p": random_state.randint(2, 12)}[kind]
         tokens = [random_state.randrange(90) for _ in range(count)]
-        rows.append(Row(tokens, slot, seen[slot], pages[slot], verify=kind == "v"))
+        scratch = (slot, 3 + 3 * slot, 4 + 3 * slot, 5 + 3 * slot)[:count]
+        rows.append(Row(tokens, slot, seen[slot], pages[slot], kind == "v", scratch))
     return rows
 
 
 @pytest.mark.parametrize("inner", ["aot_eager"])
-@pytest.mark.parametrize(("config", "kinds"), [(SMALL, 4), (SMALL_LINEAR, 3)], ids=["k3", "kimi-linear"])
-def test_one_graph_for_each_kind_of_layer_over_random_mixes(config, kinds, inner):
-    model, backend = small_model(config), Counting(inner)
-    pools, plain = (model.make_pools(6, 200, 8, max_drafts=3) for _ in range(2))
+@pytest.mark.parametrize(
+    ("config", "kinds", "replay"),
+    [(SMALL, 4, True), (SMALL_LINEAR, 3, True), (SMALL_LINEAR, 3, False)],
+    ids=["k3", "kimi-linear", "states"],
+)
+def test_one_graph_for_each_kind_of_layer_over_random_mixes(config, kinds, replay, inner):
+    model, backend = small_model(config, state_replay=replay), Counting(inner)
+    pools, plain = (model.make_pools(21, 200, 8, max_drafts=3) for _ in range(2))
     layer = compiled_layer(model, pools, backend)
     assert len(backend.graphs) == kinds == len({config.kind(i) for i in range(config.num_hidden_layers)})
     chance, seen = random.Random(0), dict.fromkeys(range(1, 6), 0)
@@ -70,7 +78,8 @@ def test_one_graph_for_each_kind_of_layer_over_random_mixes(config, kinds, inner
             expected, _ = model(step, plain)
             assert (hidden - expected).abs().max() <= 1e-12 * expected.abs().max()
             for row in rows:
-                seen[row.slot] += 0 if row.verify else len(row.tokens)
+                kept = len(row.tokens) if not row.verify else 0 if replay else 1  # row 0 moved its own slot
+                seen[row.slot] += kept
     assert ones > 0
     assert empty > 0
     assert len(backend.graphs) == kinds, "a mix was compiled for itself"
