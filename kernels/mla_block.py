@@ -50,7 +50,7 @@ def mla_attend_block(
 
 
 def over_block(query: Tensor, own: Tensor, count: Tensor, latent: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Peak, sum of weights, weighted latents of query [R, Q, L+r] over the ``count`` first own [R, k, L+r]."""
+    """Peak, sum of weights, weighted latents of query [R, Q, L+r] over ``count`` rows of own [R, k, L+r]."""
     scores = torch.bmm(query, own.mT)  # [R, Q, k]
     behind = torch.arange(own.shape[1], device=own.device) >= count
     scores.masked_fill_(behind.unsqueeze(1), -torch.inf)

@@ -4,7 +4,8 @@
     small         a K3 of 439 million                                       benchmarks
     tiny-linear   a Kimi-Linear of 0.7 million, experts in bfloat16         tests
 
-Control ids stand in the last 256 places of the vocabulary, at the released offsets.
+Control ids stand in the last 256 places of the vocabulary, at the released offsets. A draft is made for tiny
+alone: random drafts are never accepted, so they are for tests, and for training.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
-BOS, EOS, MEDIA_PAD, PAD = 0, 2, 21, 255  # offsets among the control ids
+BOS, EOS, MEDIA_PAD, DRAFT_MASK, PAD = 0, 2, 21, 253, 255  # offsets among the control ids
 NUM_CONTROL = 256
 
 
@@ -111,6 +112,70 @@ PRESETS = {
         shard_bytes=1 * MIB,
     ),
 }
+
+
+@dataclass(frozen=True)
+class DraftPreset:
+    """The DSpark draft of a preset: what is not its target's. Tapped layers count from 0."""
+
+    layers: int
+    heads: int
+    inner: int
+    markov: int
+    block: int
+    taps: tuple[int, ...]
+
+
+DRAFTS = {"tiny": DraftPreset(layers=2, heads=8, inner=256, markov=32, block=8, taps=(1, 4, 7))}
+
+
+def draft_config_json(preset: Preset, draft: DraftPreset) -> dict[str, Any]:
+    """The ``config.json`` of a draft, with every field of the released file and ``block_size``."""
+    theta = 50000.0
+    return {
+        "architectures": ["K3DSparkModel"],
+        "model_type": "k3_dspark",
+        "hidden_size": preset.hidden,
+        "intermediate_size": draft.inner,
+        "num_hidden_layers": draft.layers,
+        "num_attention_heads": draft.heads,
+        "num_key_value_heads": draft.heads,
+        "q_lora_rank": preset.q_lora,
+        "kv_lora_rank": preset.kv_lora,
+        "qk_nope_head_dim": preset.nope,
+        "qk_rope_head_dim": preset.rope,
+        "v_head_dim": preset.value,
+        "mla_use_nope": False,
+        "mla_use_output_gate": False,
+        "vocab_size": preset.vocab,
+        "rms_norm_eps": 1e-05,
+        "max_position_embeddings": 1048576,
+        "rope_theta": theta,
+        "num_target_layers": len(draft.taps),
+        "target_hidden_size": preset.hidden,
+        "target_num_hidden_layers": preset.layers,
+        "target_layer_ids": list(draft.taps),
+        "mask_token_id": preset.ranks + DRAFT_MASK,
+        **{name: preset.ranks + offset for name, offset in token_ids().items()},
+        "markov_rank": draft.markov,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+        "block_size": draft.block,
+        "tie_word_embeddings": False,
+        "draft_vocab_size": preset.vocab,
+        "torch_dtype": "bfloat16",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 32768,
+            "rope_theta": theta,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    }
 
 
 def config_json(preset: Preset) -> dict[str, Any]:
