@@ -191,23 +191,17 @@ class Cache:
             return planned.slot
         assert tokens > request.seen, f"the state of {request!r} at {tokens} is past"
         assert tokens % self.grid.unit == 0, f"no prefix of {request!r} ends at {tokens}"
-        key = self.chain(request).key(tokens // self.grid.unit)
-        decodes = request.unseen <= 1
-        if not decodes and not self._wants(request, holding, tokens):
-            return self._decline("not retained")
-        node = self.index.get(key)
-        if node is not None and node.state:
-            self.index.touch_state(node)
-            return self._decline("already kept")
-        if key in self._pending:
-            return self._decline("made by another")
-        slot = self._rolling_slot(request, holding) if decodes else self._take_checkpoint(request)
+        if request.unseen <= 1:  # after the forward: no order may touch the slot any more
+            slot, key = self._rolling_slot(request, holding), None
+        else:
+            key = self.chain(request).key(tokens // self.grid.unit)
+            slot = self._prefill_slot(request, holding, tokens, key)
         if not slot:
-            return self._decline("no checkpoint slot")
-        if not decodes:  # after the forward nothing may be ordered any more: its state is being written
+            return 0
+        holding.planned = Planned(tokens, slot, key)
+        if key is not None:
+            self._pending[key] = tokens
             self._orders.poison(slots=[slot])
-        holding.planned = Planned(tokens, slot, key, decodes)
-        self._pending[key] = tokens
         return slot
 
     def advance(self, request: Request, loaded: bool = False) -> None:
@@ -276,7 +270,7 @@ class Cache:
         planned = {r: [h.planned.slot] for r, h in held if h.planned}
         self.checkpoints.check({**planned, **{n: [n.state] for n in self.index if n.state}})
         self.index.check(holding.tip for _, holding in held)
-        pending = {h.planned.key: h.planned.tokens for _, h in held if h.planned}
+        pending = {h.planned.key: h.planned.tokens for _, h in held if h.planned and h.planned.key}
         assert self._pending == pending, "a state is waited for that nobody makes"
         for request, holding in held:
             fits = len(holding.pages) * self.page_size
@@ -295,8 +289,21 @@ class Cache:
 
     def _take_checkpoint(self, request: Request) -> int:
         if not len(self.checkpoints) and not self.index.evict_state():
-            return 0
+            return self._decline("no checkpoint slot")
         return self.checkpoints.take(request, 1)[0]
+
+    def _prefill_slot(self, request: Request, holding: Holding, tokens: int, key: bytes) -> int:
+        """A slot for a state that is wanted and that nobody has or makes."""
+        total = len(request.tokens)
+        if not self._retention.wants(tokens, request.prompt_tokens, total, holding.junction):
+            return self._decline("not retained")
+        node = self.index.get(key)
+        if node is not None and node.state:
+            self.index.touch_state(node)
+            return self._decline("already kept")
+        if key in self._pending:
+            return self._decline("made by another")
+        return self._take_checkpoint(request)
 
     def _rolling_slot(self, request: Request, holding: Holding) -> int:
         """A slot for the newest boundary of a decoding request: the one of the boundary before, unless that
@@ -309,27 +316,29 @@ class Cache:
             self._tell(old)
         return self._take_checkpoint(request)
 
-    def _wants(self, request: Request, holding: Holding, tokens: int) -> bool:
-        return self._retention.wants(tokens, request.prompt_tokens, len(request.tokens), holding.junction)
-
     def _settle_planned(self, request: Request, holding: Holding) -> None:
         """Publish the state that the step left, if its tokens are kept and nobody was first."""
         planned = holding.planned
         if planned is None:
             return
-        node = self.index.get(planned.key)
-        if planned.tokens > request.seen or node.state:
-            self._drop_planned(request, holding)
-            return
+        if planned.tokens <= request.seen:
+            node = self.index.get(self.chain(request).key(planned.tokens // self.grid.unit))
+            if not node.state:
+                self._forget_planned(holding)
+                self.index.keep_state(request, node, planned.slot)
+                self._kept(request, holding, node, rolling=planned.key is None)
+                return
+        self._drop_planned(request, holding)
+
+    def _forget_planned(self, holding: Holding) -> None:
+        if holding.planned is not None and holding.planned.key is not None:
+            del self._pending[holding.planned.key]
         holding.planned = None
-        del self._pending[planned.key]
-        self.index.keep_state(request, node, planned.slot)
-        self._kept(request, holding, node, planned.rolling)
 
     def _drop_planned(self, request: Request, holding: Holding) -> None:
-        planned, holding.planned = holding.planned, None
+        planned = holding.planned
         if planned is not None:
-            del self._pending[planned.key]
+            self._forget_planned(holding)
             self.checkpoints.give(request, [planned.slot])
             self._orders.poison(slots=[planned.slot])
 
@@ -341,7 +350,6 @@ class Cache:
             return
         slot = self._rolling_slot(request, holding)
         if not slot:
-            self._decline("no checkpoint slot")
             return
         self._orders.copy(holding.slot, slot)
         self.index.keep_state(request, node, slot)

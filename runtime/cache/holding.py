@@ -31,12 +31,14 @@ NO_HIT = Hit()
 
 
 class Planned(NamedTuple):
-    """A checkpoint that this step writes. It belongs to the request until the step is committed."""
+    """A checkpoint that this step writes. It belongs to the request until the step is committed.
+
+    key: of a prefill's prefix. None where the request decodes: its last tokens are not its own yet.
+    """
 
     tokens: int
     slot: int
-    key: bytes
-    rolling: bool  # it replaces the one before while the request decodes
+    key: bytes | None
 
 
 @dataclass(slots=True, eq=False)
