@@ -8,9 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from .cache.cache import Cache
+from .cache.checkpoints import Grid
 from .cache.sizing import size_pools
 from .engine import Engine, ForwardFn
 from .engine_config import EngineConfig
+from .speculate.settle import settler
+from .speculate.speculation import Speculation
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +25,12 @@ def make_engine(
 
     model: has config (vocab_size, eos_token_ids, max_position_embeddings), make_pools, forward and logits.
     compile_forward: (model, pools) -> forward; None serves the model as it is.
-    Raises ValueError when the pools do not hold what ``config`` asks.
+    Raises ValueError when the pools do not hold what ``config`` asks, and for a model that was made for
+    another ``state_replay``.
     """
+    replays = getattr(model, "state_replay", config.state_replay)
+    if replays != config.state_replay:
+        raise ValueError(f"the model was made with state_replay={replays}, config says {config.state_replay}")
     sizes = size_pools(config, model.make_pools, model.config.max_position_embeddings)
     log.info("%s", sizes)
     config = replace(config, max_model_len=sizes.max_model_len)
@@ -33,7 +40,18 @@ def make_engine(
     pools = model.make_pools(
         sizes.total_slots, sizes.num_pages, sizes.page_size, config.num_drafts, sizes.record_slots
     )
-    cache = Cache(sizes.num_pages, sizes.num_slots, sizes.page_size, poison=config.poison)
+    cache = Cache(
+        sizes.num_pages,
+        sizes.num_slots,
+        sizes.page_size,
+        poison=config.poison,
+        grid=Grid(sizes.block_size, config.prefix_match_unit or sizes.block_size)
+        if sizes.block_size
+        else None,
+        num_checkpoints=sizes.num_checkpoints,
+        retention_interval=config.retention_interval,
+        slots_per_request=config.slots_per_request,
+    )
     forward = compile_forward(model, pools) if compile_forward else lambda step: model.forward(step, pools)
     return Engine(
         forward,
@@ -44,6 +62,7 @@ def make_engine(
         model.config.eos_token_ids,
         pools=pools,
         device=device_of(pools),
+        speculation=Speculation(settle=settler(pools, config.state_replay, cache.holding)),
     )
 
 

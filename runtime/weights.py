@@ -50,6 +50,7 @@ def load_model(
     device: torch.device | str = "cpu",
     latent_norm_eps: float = 1e-5,
     tap_layers: tuple[int, ...] = (),
+    state_replay: bool = True,
 ) -> Model:
     """A Model of ``dtype``, its matrices kept in ``resident`` (default ``dtype``), filled from a directory.
 
@@ -62,7 +63,7 @@ def load_model(
     config, files, wanted, problems = examine(path, latent_norm_eps)
     if problems:
         raise CheckpointError(path, problems)
-    model = Model(config, dtype, device, resident, tap_layers)
+    model = Model(config, dtype, device, resident, tap_layers, state_replay)
     problems = fill(model, files, wanted)
     if problems:
         raise CheckpointError(path, problems)

@@ -77,7 +77,7 @@ def load(
     start = time.perf_counter()
     tokenizer = Tokenizer(path)
     kept = getattr(torch, resident) if resident else None
-    model = load_model(path, dtype=getattr(torch, dtype), resident=kept)
+    model = load_model(path, dtype=getattr(torch, dtype), resident=kept, state_replay=config.state_replay)
     if tokenizer.vocab_size != model.config.vocab_size:
         ours, theirs = tokenizer.vocab_size, model.config.vocab_size
         raise ValueError(f"{path}: the tokenizer has {ours} ids, config.json says {theirs}")

@@ -37,6 +37,24 @@ def test_a_compiled_forward_gets_the_engines_own_pools(toy):
     assert seen == [engine.pools]
 
 
+def test_a_model_that_keeps_states_otherwise_than_the_cache_is_refused(toy):
+    model = toy.Model()
+    model.state_replay = False
+    with pytest.raises(ValueError, match="made with state_replay=False, config says True"):
+        make_engine(model, EngineConfig(num_drafts=2))
+
+
+def test_slots_follow_from_drafts_and_prefixes(toy):
+    config = EngineConfig(
+        page_size=4, num_pages=33, max_num_seqs=2, num_drafts=3, state_replay=False, prefix_cache=True
+    )
+    engine = make_engine(toy.Model(), config)
+    assert engine.cache.slots.size == 1 + 2 * 4
+    assert engine.cache.total_slots == engine.pools[0].state.shape[0] == 1 + 2 * 4 + 4
+    assert engine.pools[0].rec_u.shape[0] == 0
+    assert engine.cache.grid.block == engine.cache.grid.unit == 64
+
+
 def test_what_does_not_fit_is_refused_before_the_pools_are_made(toy):
     model = toy.Model()
     sizes = []
