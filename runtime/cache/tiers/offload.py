@@ -69,8 +69,8 @@ class Offload:
     """Moves blocks of ``unit`` tokens between the pools behind ``io`` and the tiers.
 
     queue: offers that may wait, each of which pins a block; loads: requests that may load at once. timeout_s:
-    a load that takes longer has failed. on_ready: called on a thread of ours when :meth:`poll` has something.
-    Apart from that, and :meth:`stats`, one thread at a time calls.
+    a load that takes longer has failed, and for ten times as long nothing is found. on_ready: called on a
+    thread of ours when :meth:`poll` has something. Apart from :meth:`stats`, one thread at a time calls.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Offload:
         self._pinned = 0  # offers whose done() has not been called
         self._storing = False
         self._closed = False
+        self._trust_after = 0.0  # monotonic seconds: no loads before, as one hung
         self._threads = [
             threading.Thread(target=self._work, args=(what, queue), name=f"k3-offload-{what}", daemon=True)
             for what, queue in (("store", self._to_store), ("load", self._to_load))
@@ -138,6 +139,8 @@ class Offload:
         """Tokens of the longest prefix that can be loaded where ``start`` tokens are there already; ``start``
         when none is longer. hashes: chain hashes of the request's whole blocks, as many as it may be given.
         """
+        if time.monotonic() < self._trust_after:
+            return start
         end = first = start // self.unit
         for block in range(first, len(hashes)):
             if not self._has(Key(hashes[block], "pages")):
@@ -197,6 +200,7 @@ class Offload:
         for load in late:
             if load not in finished:
                 load.cancelled, load.failed = True, "timeout"
+                self._trust_after = time.monotonic() + 10 * self._timeout_s
                 self.tally.decline("load", Declined("timeout", f"{self._timeout_s} s"))
                 finished.append(load)
         for load in finished:
@@ -277,12 +281,15 @@ class Offload:
             try:
                 self._store(item) if what == "store" else self._load(item)
             except Exception as error:  # the service goes on without this entry
-                log.exception("offload: a %s failed", what)
-                self.tally.decline(what, Declined("error", f"{type(error).__name__}: {error}"))
+                self._report(what, error)
             if what == "store":
                 with self._changed:
                     self._storing = False
                     self._changed.notify_all()
+
+    def _report(self, what: str, error: Exception) -> None:
+        log.exception("offload: a %s failed", what)
+        self.tally.decline(what, Declined("error", f"{type(error).__name__}: {error}"))
 
     def _store(self, stored: Stored) -> None:
         offer, fence = stored.offer, stored.fence
@@ -323,9 +330,9 @@ class Offload:
         except Declined as error:
             load.failed = error.reason
             self.tally.decline("load", error)
-        except Exception as error:
+        except Exception as error:  # the request computes, the thread goes on
             load.failed = "error"
-            raise RuntimeError(f"loading tokens {load.start} to {load.end}") from error
+            self._report("load", error)
         finally:
             with self._changed:
                 self._arrived.append(load)

@@ -338,6 +338,9 @@ def test_a_load_that_hangs_fails_in_time_and_its_late_result_is_dropped():
     time.sleep(0.05)
     assert offload.poll() == []
     assert loaded.failed == "timeout"
+    assert offload.longest(HASHES, 0) == 0  # whoever asks now does not wait for the same disk
+    offload._trust_after = 0.0
+    assert offload.longest(HASHES, 0) == 4
     assert load(offload, 0, 1).failed is None
     offload.close()
 

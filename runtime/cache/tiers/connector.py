@@ -1,0 +1,92 @@
+"""Between the books of the cache and the tiers: what is published goes down, what a request lacks comes up.
+
+    after a step's writes   publish()   nodes of the prefix index are pinned until they are copied
+    in the plan             reach()     a longer prefix than the hit?  start()  it waits, owning pages
+    before a step           finished()  write() into its pages and slot, or it runs from its hit
+    it ends or yields       forget()
+
+Everything here runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from ...request import Request
+from ..checkpoints import last_hit
+from .offload import Load, Offer, Offload
+
+if TYPE_CHECKING:
+    from ..cache import Cache
+    from ..holding import Hit
+
+
+class Connector:
+    """Joins ``cache``, which must keep prefixes, with ``offload``, whose blocks are the units of its grid."""
+
+    def __init__(self, cache: Cache, offload: Offload) -> None:
+        assert cache.grid is not None, "offload without a prefix cache"
+        assert cache.grid.unit == offload.unit, f"units {cache.grid.unit} and {offload.unit}"
+        self.cache, self.offload = cache, offload
+        self._asked: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
+        self._waiting: dict[str, Request] = {}
+        cache.record_published = True
+
+    def publish(self) -> None:
+        """Offer what the index got since the last call. Its pages and states must have been written."""
+        index = self.cache.index
+        for node in self.cache.take_published():
+            parent = node.parent.key if node.parent is not None else None
+            index.pin(node)
+            if not self.offload.offer(
+                Offer(node.key, parent, node.pages, node.state), partial(index.unpin, node)
+            ):
+                index.unpin(node)
+        self.offload.flush()
+
+    def reach(self, request: Request, hit: Hit) -> int:
+        """Tokens of the longest prefix that hit and tiers give together; hit.tokens when they have no more.
+
+        The tiers are asked once for a request and a hit: a request may wait long and is planned every step.
+        """
+        asked = self._asked.get(request)
+        if asked is None or asked[0] != hit.tokens:
+            unit, chain = self.cache.grid.unit, self.cache.chain(request)
+            blocks = last_hit(len(request.tokens), unit) // unit
+            keys = [chain.key(n) for n in range(1, blocks + 1)]
+            asked = self._asked[request] = (hit.tokens, self.offload.longest(keys, hit.tokens))
+        return asked[1]
+
+    def start(self, request: Request, start: int, end: int) -> bool:
+        """Begin to load tokens [start, end) for an admitted request. False: it has to run them."""
+        chain, unit = self.cache.chain(request), self.cache.grid.unit
+        keys = [chain.key(n) for n in range(1, end // unit + 1)]
+        if not self.offload.start_load(request.id, keys, start, end):
+            return False
+        self._waiting[request.id] = request
+        return True
+
+    def forget(self, request: Request) -> None:
+        """The request gives its pages back, because it ended or starts again; any request is fine."""
+        self._asked.pop(request, None)
+        if self._waiting.pop(request.id, None) is not None:
+            self.offload.cancel(request.id)
+
+    def finished(self, wait_s: float = 0.0) -> list[tuple[Request, Load]]:
+        """Loads that came in or failed; also lets the nodes go that have been copied."""
+        return [(self._waiting.pop(load.request_id), load) for load in self.offload.poll(wait_s)]
+
+    def write(self, request: Request, load: Load) -> None:
+        """Put a load that did not fail into what the request owns. All orders of the cache must have been
+        carried out: its slot was to be cleared, or to get the state of the hit.
+        """
+        holding, size = self.cache.holding(request), self.cache.page_size
+        pages = holding.pages[load.start // size : load.end // size]
+        self.offload.write(load, pages, holding.slot)
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Stop the threads; see :meth:`Offload.close`."""
+        self.offload.close(drain_s)
+        self._waiting.clear()
