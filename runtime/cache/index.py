@@ -180,15 +180,17 @@ class PrefixIndex:
     def check(self, tips: Iterable[Node | None]) -> None:
         """Walk every node and hold it against the requests' ``tips``; AssertionError names what is wrong."""
         locks, children = dict.fromkeys(self._nodes.values(), 0), dict.fromkeys(self._nodes.values(), 0)
+        for node in locks:
+            before = node.parent.tokens if node.parent else 0
+            assert node.tokens > before, f"{node} is not longer than the {before} tokens before it"
         for tip in tips:
             assert tip is None or tip in locks, f"{tip} is in use and has left the index"
             if tip is not None:
                 locks[tip] += 1
         for node in sorted(self._nodes.values(), key=lambda n: -n.tokens):
-            assert node.tokens > 0, "the empty prefix has a node"
             locks[node] += node.pins
             assert node.locks == locks[node], f"{node} has {node.locks} locks instead of {locks[node]}"
-            assert node.children == children[node], f"{node} has not {node.children} children"
+            assert node.children == children[node], f"{node} counts {node.children} children"
             if node.parent is not None:
                 assert node.parent in locks, f"the parent of {node} has left the index"
                 children[node.parent] += 1
