@@ -74,7 +74,7 @@ class Engine:
         self.eos_ids = frozenset(eos_ids)
         self.max_model_len = config.max_model_len or cache.capacity
         self.scheduler = Scheduler(config.limits(self.max_model_len), cache, self.eos_ids)
-        self.sampler = Sampler(self.eos_ids)
+        self.sampler = Sampler(self.eos_ids, config.verification)
         self.speculation = speculation or Speculation()
         self._next_forward = forward
         self._logits = logits
