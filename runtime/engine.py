@@ -42,7 +42,6 @@ class Ran(NamedTuple):
     """What a forward pass gave."""
 
     batch: Batch
-    taps: Tensor
     choices: dict[Request, Choice]
 
 
@@ -239,27 +238,27 @@ class Engine:
         config = self.config
         batch = build(work, config.max_num_seqs, config.num_drafts, self._device, self._exports)
         hidden, taps = self._forward(batch.step)
+        self.speculation.observe(batch.step, taps)  # a page is whole before the commit publishes it
         if not self._exports:
             ends = [w for w in batch.work if w.checkpoint]
             assert all(w.checkpoint == w.request.seen + w.count for w in ends), "a state inside a row"
             writes.copy(self.pools, [w.slot for w in ends], [w.checkpoint_slot for w in ends])
         if not batch.samples:
-            return Ran(batch, taps, {})
+            return Ran(batch, {})
         owners = [w.request for w in batch.samples]
         logits = self._logits(hidden.index_select(0, batch.logit_rows))
         chosen = self.sampler.sample(logits, owners, [w.drafts for w in batch.samples])
-        return Ran(batch, taps, dict(zip(owners, chosen, strict=True)))
+        return Ran(batch, dict(zip(owners, chosen, strict=True)))
 
     def _write(self) -> None:
         writes.apply(self.pools, self.cache.take_writes())
 
     @torch.no_grad()
     def _speculate(self, ran: Ran | None) -> None:
-        """Feed the drafter and get drafts for the requests that decode next."""
+        """Get drafts for the requests that decode next."""
         for request in self.scheduler.take_gone():
             self.speculation.forget(request)
         if ran is not None:
-            self.speculation.observe(ran.batch.step, ran.taps)
             running = self.scheduler.decoding()
             self.speculation.propose(running, [self.cache.holding(r) for r in running])
 

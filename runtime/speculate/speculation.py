@@ -1,7 +1,7 @@
-"""The two places where speculation enters a step: after the verdict, and after the commit.
+"""The places where speculation enters a step: after the forward, after the verdict and after the commit.
 
-    forward -> sample, which verifies -> judge -> settle -> commit -> writes -> observe -> propose
-                                         rows    states            tiers         drafter
+    forward -> observe -> sample, which verifies -> judge -> settle -> commit -> writes -> propose
+               pages                                rows     states              tiers     drafter
 
 Without a drafter nothing is proposed, so nothing is verified and there is nothing to settle.
 """
