@@ -25,7 +25,8 @@ SLOTS, PAGES, PAGE = 9, 40, 4
 
 
 def pools_of(model):
-    return model.make_pools(SLOTS, PAGES, PAGE, 3)
+    scratch = 0 if model.state_replay else 3 * (SLOTS - 1)
+    return model.make_pools(SLOTS + scratch, PAGES, PAGE, 3)
 
 
 def random_step(generator: random.Random):
@@ -39,7 +40,9 @@ def random_step(generator: random.Random):
         verify = generator.choice(some) and count <= 4
         tokens = [generator.randrange(90) for _ in range(count)]
         table = [next(pages) for _ in range(-(-(seen + count) // PAGE))]
-        rows.append(Row(tokens, slots.pop(), seen, table, verify))
+        slot = slots.pop()
+        own = [slot, *(SLOTS + 3 * (slot - 1) + i for i in range(3))]  # without state replay
+        rows.append(Row(tokens, slot, seen, table, verify, own[:count] if verify else ()))
     return make_step(rows)
 
 
@@ -72,8 +75,8 @@ class Served(NamedTuple):
         return all(torch.equal(a, b) for a, b in zip(got, want))
 
 
-def serve(config, options=QUICK):
-    model = small_model(config)
+def serve(config, options=QUICK, **more):
+    model = small_model(config, **more)
     return Served(model, compile_forward(model, pools_of(model), options), pools_of(model))
 
 
@@ -116,6 +119,16 @@ def test_every_index_operation_of_a_mixed_step_is_gone(k3):
 
 def test_without_the_prefix_cache_no_checkpoint_is_promised(k3):
     assert not k3.forward.exports
+
+
+def test_without_state_replay_a_kind_has_one_graph_too_and_its_ops_write_their_own_rows():
+    served = serve(SMALL_LINEAR, state_replay=False)
+    generator = random.Random(7)
+    assert all(served.agrees(random_step(generator)) for _ in range(10))
+    assert same_state(served.forward.pools, served.own)
+    assert served.forward.graphs() == 3
+    for report in served.forward.reports:
+        assert report.applied("contiguous_views") == (8 if "k3.kda_decay" in report.choices else 0)
 
 
 def test_the_mode_of_the_caller_makes_no_graph(k3):
