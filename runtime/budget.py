@@ -1,4 +1,4 @@
-"""How many tokens a step may hold, and where a prefill chunk may end.
+"""How many tokens a step may hold.
 
     static    every step   M - R * extra                  what an engine does that must fit its worst step
     adaptive  this step    M - n * extra                  n = requests that really are in it
@@ -36,7 +36,7 @@ class Limits:
     max_num_batched_tokens (M), max_num_seqs (R), max_model_len (prompt and output together), draft: the
     price of drafts, draft_limit: rows of one draft pass (None: M), adaptive_budget: which of the two rules
     above, long_prefill_tokens: the least chunk of a prompt longer than a step when several share it (half a
-    step at most), granule: chunks end on its multiples where they can, for checkpoints (1: anywhere).
+    step at most).
     """
 
     max_num_batched_tokens: int = 2048
@@ -46,7 +46,6 @@ class Limits:
     draft_limit: int | None = None
     adaptive_budget: bool = True
     long_prefill_tokens: int = 256
-    granule: int = 1
 
     def __post_init__(self) -> None:
         wrong = [f"{name} must be at least 1, got {value}" for name, value in self._counts() if value < 1]
@@ -65,7 +64,7 @@ class Limits:
             raise ValueError("; ".join(wrong))
 
     def _counts(self) -> list[tuple[str, int]]:
-        names = "max_num_batched_tokens max_num_seqs max_model_len long_prefill_tokens granule"
+        names = "max_num_batched_tokens max_num_seqs max_model_len long_prefill_tokens"
         return [(name, getattr(self, name)) for name in names.split()]
 
     @property
@@ -90,28 +89,3 @@ class Limits:
             limit = self.max_num_batched_tokens if self.draft_limit is None else self.draft_limit
             active = min(active, limit // self.draft.lookahead)
         return active
-
-
-def last_checkpoint(tokens: int, granule: int) -> int:
-    """The last multiple of ``granule`` that leaves at least one of ``tokens`` tokens to run after it."""
-    return (tokens - 1) // granule * granule
-
-
-def chunk(seen: int, granted: int, total: int, granule: int) -> int:
-    """Shorten a prefill chunk of ``granted`` tokens so that states fall on multiples of ``granule``.
-
-    seen: tokens already run. total: tokens known. A chunk ends on a boundary when it can reach one, and
-    once started in the middle it stops at the next one; the last chunk starts at :func:`last_checkpoint`.
-    Where flooring would leave nothing the chunk is taken as it is: a state off the grid costs a checkpoint,
-    a chunk of nothing costs the request its turn for good. Returns at least 1 for granted >= 1.
-    """
-    end = seen + granted
-    if granule == 1 or total - seen <= 1:
-        return granted
-    if end < total:
-        floored = end // granule * granule
-        end = floored if floored > seen else end
-    stops = [last_checkpoint(total, granule)]
-    if seen % granule:
-        stops.append((seen // granule + 1) * granule)
-    return min([end] + [s for s in stops if seen < s < end]) - seen

@@ -98,6 +98,7 @@ class Engine:
         """Take the forward of this step; whether it exports decides how prompts are cut."""
         self._forward = self._next_forward
         self._exports = self.scheduler.exports = bool(getattr(self._forward, "exports", False))
+        self.scheduler.lookahead = self.speculation.lookahead
 
     def submit(self, request: Request, on_update: OnUpdate) -> None:
         """Queue a request; ``on_update`` is called on the engine thread, at least once, the last time with
@@ -165,12 +166,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot; thread-safe."""
-        c, pages, slots = self._counters, self.cache.pages, self.cache.slots
+        c, cache, scheduler = self._counters, self.cache, self.scheduler
+        pages, slots = cache.pages, cache.slots
         started = c.step_started
         with self._wake:
             waiting = self._queued()
         return EngineStats(
-            running=len(self.scheduler.running),
+            running=len(scheduler.running),
             waiting=waiting,
             pages_used=pages.used,
             pages_total=pages.size - 1,
@@ -180,7 +182,7 @@ class Engine:
             rows=c.rows,
             prompt_tokens=c.prompt_tokens,
             output_tokens=c.output_tokens,
-            preemptions=self.scheduler.preemptions,
+            preemptions=scheduler.preemptions,
             finished=dict(c.finished),
             failed_steps=c.failed_steps,
             last_error=c.last_error,
@@ -188,6 +190,13 @@ class Engine:
             time_to_first_token=c.time_to_first_token.snapshot(),
             time_between_tokens=c.time_between_tokens.snapshot(),
             time_of_request=c.time_of_request.snapshot(),
+            prefix_query_tokens=scheduler.prefix_query_tokens,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            evicted_pages=cache.index.evicted_pages,
+            evicted_states=cache.index.evicted_states,
+            prefix_declines=dict(cache.declines),
+            drafts_proposed=tuple(c.drafts_proposed),
+            drafts_accepted=tuple(c.drafts_accepted),
         )
 
     def step(self) -> bool:
@@ -197,6 +206,9 @@ class Engine:
         if self.scheduler.idle:
             return False
         work = self.scheduler.plan()
+        if not work:  # somebody yields everything, or gets an error because nothing helps
+            self._finish([], {})
+            return True
         self._counters.step_started = time.monotonic()
         ran: Ran | None = None
         try:
@@ -222,10 +234,13 @@ class Engine:
     def _finish(self, verdicts: list[Verdict], choices: dict[Request, Choice]) -> None:
         """Close the step's books, write what the cache asks, and tell everybody what they got."""
         self._counters.step_started = None
-        self._counters.steps += 1
+        self._counters.steps += bool(verdicts)
         self._counters.rows += sum(v.work.count for v in verdicts)
         progress = self.scheduler.commit(verdicts)
         self._write()
+        for verdict in verdicts:
+            if (drafts := verdict.work.drafts) and (choice := choices.get(verdict.work.request)):
+                self._counters.count_drafts(drafts, len(choice.tokens) - 1)
         for gained in progress:
             choice = choices.get(gained.request)
             listed = choice.logprobs[: len(gained.tokens)] if choice and choice.logprobs else None

@@ -2,13 +2,13 @@
 
     waiting --admit--> running --commit--> finished
        ^                  |
-       +----- preempt ----+       pages and slot go back, seen = 0
+       +----- preempt ----+       pages and slot go back, seen = 0; what is cached is found again
 
 ``plan()`` picks the work and moves nothing but pages and slots; ``judge()`` says what is kept of what came
 out, and ``commit()`` moves the counters, after the states have been brought to where they say. Running
 requests come first, in service order, decodes and unfinished prompts alike; then waiting ones while they
-fit. When pages run out the newest request yields. Plain Python without torch, linear in the number of
-requests.
+fit, each from where the cache knows it. When pages run out the newest request yields. Plain Python without
+torch, linear in the number of requests.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from bisect import insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .budget import Limits, chunk
-from .cache.cache import NO_HIT, Cache, Holding
+from .budget import Limits
+from .cache.cache import Cache, Holding
+from .cache.checkpoints import Chunk, plan_chunk
 from .request import FinishReason, Request, cut
+from .share import share_of
 
 
 class Work(NamedTuple):
@@ -68,6 +70,9 @@ class Progress(NamedTuple):
     error: str | None = None
 
 
+ONE_ROW = Chunk(1, 0)  # of a request that decodes
+
+
 def rank_of(request: Request) -> tuple[int, float]:
     return request.rank
 
@@ -78,12 +83,18 @@ class Scheduler:
     def __init__(self, limits: Limits, cache: Cache, eos_ids: frozenset[int] = frozenset()) -> None:
         self.limits = limits
         self.cache = cache
+        self.grid = cache.grid
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # by rank
         self.running: list[Request] = []  # by rank
         self.preemptions = 0
+        self.prefix_query_tokens = 0  # of prompts, each counted when it was first let in
+        self.prefix_hit_tokens = 0
         self.exports = False  # whether the forward leaves checkpoints inside a row
+        self.lookahead = 0  # page positions that a drafter writes after the last token
         self._planned = False
+        self._empty = 0  # plans in a row without work
+        self._given_up: list[Progress] = []
         self._gone: list[Request] = []  # ended or thrown out, and nobody was told
 
     def add(self, request: Request) -> None:
@@ -116,34 +127,69 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """Pick this step's work and take the pages and slots it needs.
 
-        Call :meth:`commit` before the next plan.
+        Call :meth:`commit` before the next plan, also when there is no work.
         """
         assert not self._planned, "plan() twice without commit()"
         self._planned = True
         limits, charge = self.limits, self.limits.row_charge
-        room, share = limits.step_budget, self._share()
+        room = limits.step_budget
+        share = share_of(limits, self.cache, self.running, self.waiting[: max(0, self._free_places())])
         running, work, preempted = self.running, [], False
         while len(work) < len(running):
             request = running[len(work)]
             later = (len(running) - len(work) - 1) * (1 + charge)  # a row for each that follows
-            count = self._count(request, room - charge - later, share)
-            holding = self.cache.grow(request, count)
+            chunk = self._chunk(request, room - charge - later, share, self.cache.holding(request).junction)
+            holding = self.cache.grow(request, self._reach(request, chunk.count))
             if holding is None:
                 self.preempt(running[-1])  # the newest yields, perhaps the request itself
                 preempted = True
                 continue
-            work.append(make_work(request, count, holding))
-            room -= count + charge
-        while self.waiting and not preempted and room > charge and len(running) < limits.max_active:
-            request = self.waiting[0]
-            count = self._count(request, room - charge, share)
-            if not self.cache.admit(request, NO_HIT, count, reserve=len(running)):
-                break  # no pages or no slot; nobody overtakes, or a long prompt would wait for ever
-            del self.waiting[0]
-            insort(running, request, key=rank_of)
-            work.append(make_work(request, count, self.cache.holding(request)))
-            room -= count + charge
+            work.append(self._work(request, chunk, holding))
+            room -= chunk.count + charge
+        if not preempted:
+            self._admit(work, room, share)
+        self._watch(work)
         return work
+
+    def _admit(self, work: list[Work], room: int, share: int) -> None:
+        """Let waiting requests in, in their order, each from where the cache knows it, and add their work."""
+        charge, running, at = self.limits.row_charge, self.running, 0
+        while at < min(len(self.waiting), self._free_places()) and room > charge:
+            request = self.waiting[at]
+            hit = self.cache.match(request)
+            if self.cache.deferred(request, hit):
+                at += 1  # what it needs is computed in this step, so it is there in the next
+                continue
+            request.seen = hit.tokens
+            chunk = self._chunk(request, room - charge, share, hit.junction)
+            if not self.cache.admit(request, hit, self._reach(request, chunk.count), reserve=len(running)):
+                request.seen = 0
+                return  # no pages or no slot; nobody overtakes, or a long prompt would wait for ever
+            del self.waiting[at]
+            insort(running, request, key=rank_of)
+            if not request.preemptions:
+                request.cached_tokens = hit.tokens
+                self.prefix_query_tokens += request.prompt_tokens
+                self.prefix_hit_tokens += hit.tokens
+            work.append(self._work(request, chunk, self.cache.holding(request)))
+            room -= chunk.count + charge
+
+    def _free_places(self) -> int:
+        return self.limits.max_active - len(self.running)
+
+    def _watch(self, work: list[Work]) -> None:
+        """Never two empty steps in a row: a request that cannot be served even alone gets an error."""
+        self._empty = 0 if work or self.idle else self._empty + 1
+        if self._empty < 2:
+            return
+        self._empty, request = 0, self.waiting.pop(0)
+        self._end(request, "error")
+        error = (
+            f"the request of {len(request.tokens)} tokens cannot get on: with nothing else running, "
+            f"{self.cache.available} of {self.cache.pages.size - 1} pages and {len(self.cache.slots)} state "
+            "slots can be had"
+        )
+        self._given_up.append(Progress(request, [], "error", error))
 
     def judge(self, results: Sequence[Result]) -> list[Verdict]:
         """What each request keeps of its result; the counters stay. May be asked again, as when what follows
@@ -152,11 +198,12 @@ class Scheduler:
         return [self._verdict(result) for result in results]
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Progress]:
-        """Move the counters by what the step did; finished requests leave and give their pages and slot
-        back.
+        """Move the counters by what the step did, and publish what it left in the cache; finished requests
+        leave and give their pages and slot back.
         """
         self._planned = False
-        progress, ended = [], False
+        progress, self._given_up = self._given_up, []
+        ended = bool(progress)
         for verdict in verdicts:
             request = verdict.work.request
             if request.finish is not None:
@@ -164,10 +211,10 @@ class Scheduler:
             request.propose(None)
             request.seen += verdict.rows
             request.tokens.extend(verdict.tokens)
+            if verdict.error is None:
+                self.cache.advance(request)
             if verdict.finish is not None:
-                request.finish = verdict.finish
-                self.cache.release(request)
-                self._gone.append(request)
+                self._end(request, verdict.finish)
                 ended = True
             if verdict.tokens or verdict.finish is not None:
                 progress.append(Progress(request, verdict.tokens, verdict.finish, verdict.error))
@@ -179,11 +226,9 @@ class Scheduler:
         """End a request now, wherever it is. False when it had already ended."""
         if request.finish is not None:
             return False
-        request.finish = reason
         queue = self.waiting if request in self.waiting else self.running
         queue.remove(request)
-        self.cache.release(request)
-        self._gone.append(request)
+        self._end(request, reason)
         return True
 
     def preempt(self, request: Request) -> None:
@@ -197,6 +242,11 @@ class Scheduler:
         self.preemptions += 1
         insort(self.waiting, request, key=rank_of)
 
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        request.finish = reason
+        self.cache.release(request)
+        self._gone.append(request)
+
     def take_gone(self) -> list[Request]:
         """The requests that ended or were thrown out since the last call."""
         gone, self._gone = self._gone, []
@@ -209,47 +259,56 @@ class Scheduler:
 
     def _verdict(self, result: Result) -> Verdict:
         work, tokens, error = result
-        if work.request.finish is not None:
+        request = work.request
+        if request.finish is not None:
             return Verdict(work, [], 0)
         if error is not None:
             return Verdict(work, [], 0, "error", error)
-        kept, finish = cut(work.request, tokens, self.eos_ids, self.limits.max_model_len)
+        kept, finish = cut(request, tokens, self.eos_ids, self.limits.max_model_len)
+        if not work.drafts:
+            return Verdict(work, kept, work.count, finish)
         # Of the drafts, the accepted ones are in the cache; each came out as a token, and one more did.
-        rows = work.count if not work.drafts else work.count - work.drafts + len(kept) - 1
-        return Verdict(work, kept, rows, finish)
+        rows = work.count - work.drafts + len(kept) - 1
+        return Verdict(work, kept, rows, finish, None, *self._place_of_state(request, rows))
 
-    def _count(self, request: Request, room: int, share: int) -> int:
-        """Rows for a request: all it needs, cut to the room and, for a prompt longer than a step, to its
-        share.
+    def _place_of_state(self, request: Request, rows: int) -> tuple[int, int]:
+        """Token count and slot for the last state worth keeping in verified rows, or zeros."""
+        end = request.seen + rows
+        mark = end // self.grid.unit * self.grid.unit if self.grid else 0
+        slot = self.cache.checkpoint(request, mark) if mark > request.seen else 0
+        return (mark, slot) if slot else (0, 0)
+
+    def _chunk(self, request: Request, room: int, share: int, junction: int = 0) -> Chunk:
+        """Rows for a request: all it needs, cut to the room, to where a state is to be kept and, for a prompt
+        longer than a step, to its share.
         """
         unseen = request.unseen
         if unseen == 1:
-            return min(1 + len(request.drafts), room, self.limits.max_model_len - request.seen)
+            if not request.drafts:
+                return ONE_ROW
+            left = min(request.room, self.limits.max_model_len - len(request.tokens))  # a row gives a token
+            return Chunk(min(1 + len(request.drafts), left, room), 0)
         if unseen > self.limits.step_budget:
             room = min(room, share)
-        return chunk(request.seen, min(unseen, room), request.seen + unseen, self.limits.granule)
+        granted = min(unseen, room)
+        if self.grid is None:
+            return Chunk(granted, 0)
+        return plan_chunk(self.grid, request.seen, granted, len(request.tokens), self.exports, junction)
 
-    def _share(self) -> int:
-        """The most rows a prompt that is longer than a step gets, so that others get on beside it."""
-        limits = self.limits
-        budget = limits.step_budget
-        unseen = [r.unseen for r in self.running]
-        pages = len(self.cache.pages)
-        for request in self.waiting[: max(0, limits.max_active - len(self.running))]:
-            pages -= self.cache.pages_for(len(request.tokens))
-            if pages < 0:
-                break
-            unseen.append(request.unseen)
-        if len(unseen) < 2 or max(unseen) <= budget:
-            return budget
-        prompts = [u for u in unseen if u > 1]
-        rows = budget - len(unseen) * limits.row_charge - (len(unseen) - len(prompts))
-        fair = rows // len(prompts)
-        light = [u for u in prompts if u <= fair]
-        least = min(limits.long_prefill_tokens, budget // 2)
-        return max((rows - sum(light)) // (len(prompts) - len(light)), least, 1)
+    def _work(self, request: Request, chunk: Chunk, holding: Holding) -> Work:
+        """The chunk with the places it needs; without a slot for its checkpoint it leaves none."""
+        unseen, (count, checkpoint) = request.unseen, chunk
+        slot = self.cache.checkpoint(request, checkpoint) if checkpoint else 0
+        scratch = holding.slots if len(holding.slots) > 1 else ()
+        drafts, samples = max(count - unseen, 0), count >= unseen
+        place = (checkpoint, slot) if slot else (0, 0)
+        return Work(request, count, drafts, samples, holding.slot, holding.pages, *place, scratch)
 
-
-def make_work(request: Request, count: int, holding: Holding) -> Work:
-    unseen = request.unseen
-    return Work(request, count, max(count - unseen, 0), count >= unseen, holding.slot, holding.pages)
+    def _reach(self, request: Request, count: int) -> int:
+        """Tokens from ``seen`` on that pages are needed for: the rows, and what a drafter writes after them
+        when a token comes out.
+        """
+        if not self.lookahead or count < request.unseen:
+            return count
+        end = min(request.seen + count + self.lookahead, self.limits.max_model_len, self.cache.capacity)
+        return max(count, end - request.seen)

@@ -221,7 +221,9 @@ class Cache:
                 pages = holding.pages[(n - 1) * width : n * width]
                 node = self.index.publish(request, key, tip, n * unit, pages)
                 self._tell(node)
-            self.index.lock(node)  # if another was first, it keeps its pages and this request its own
+            else:
+                self._adopt(request, holding, node, (n - 1) * width)
+            self.index.lock(node)
             self.index.unlock(tip)
             holding.tip, holding.blocks = node, n
         self._settle_planned(request, holding)
@@ -277,10 +279,20 @@ class Cache:
             assert request.seen <= fits, f"{request!r} has seen more than its {len(holding.pages)} pages hold"
             assert holding.slot in holding.slots, f"the state of {request!r} is in a slot of somebody else"
             shared = path_pages(holding.tip)
-            for mine, theirs in zip(holding.pages, shared):
-                assert mine == theirs or self.pages.owner(mine) is request, f"{request!r} reads page {mine}"
+            assert holding.pages[: len(shared)].tolist() == shared, (
+                f"{request!r} reads pages that are not its"
+            )
             rest = holding.pages[len(shared) :]
             assert all(self.pages.owner(p) is request for p in rest), f"{request!r} writes others' pages"
+
+    def _adopt(self, request: Request, holding: Holding, node: Node, first: int) -> None:
+        """Another was first: read its pages and give the request's own back. With both kept, a request could
+        need more pages than there are and run the same tokens for ever.
+        """
+        own = holding.pages[first : first + len(node.pages)]
+        holding.pages[first : first + len(node.pages)] = array("q", node.pages)
+        self.pages.give(request, reversed(own))
+        self._orders.poison(pages=own)
 
     def _take_pages(self, request: Request, count: int) -> list[int]:
         if count > len(self.pages):
