@@ -69,10 +69,12 @@ class Adaptive:
         """How many drafts of each of ``requests`` to verify. All of them sample in the next step, beside
         ``other_rows`` rows. Call it once a step.
         """
-        records = [self._records.setdefault(request, Record()) for request in requests]
-        now = [confidences(draft, record) for draft, record in zip(drafts, records)]
-        before = [aged(record.confidence, len(c)) for record, c in zip(records, now)]
+        records = [self._record(request) for request in requests]
+        now = [confidences(draft, record) for draft, record in zip(drafts, records, strict=True)]
         total = sum(map(len, now))
+        if not total:
+            return [0] * len(now)
+        before = [aged(record.confidence, len(c)) for record, c in zip(records, now)]
         cap = min(total, max(self.most_rows - len(requests), 0))
         budget = self.best_budget(survivals(before), len(requests), other_rows, cap)
         counts = top(survivals(now), budget)
@@ -82,14 +84,20 @@ class Adaptive:
                 record.hits *= MEMORY
                 record.trials *= MEMORY
         self.proposed += total
-        self.allotted += sum(counts)
+        self.allotted += budget
         return counts
 
-    def best_budget(self, chances: Sequence[np.ndarray], requests: int, other_rows: int, cap: int) -> int:
+    def _record(self, request: Request) -> Record:
+        record = self._records.get(request)
+        if record is None:
+            record = self._records[request] = Record()
+        return record
+
+    def best_budget(self, chances: np.ndarray, requests: int, other_rows: int, cap: int) -> int:
         """b*: the number of drafts, at most ``cap``, with the most tokens a second; of equals the fewest."""
         if not cap:
             return 0
-        ranked = -np.sort(-np.concatenate(chances))[:cap]
+        ranked = -np.sort(-chances, axis=None)[:cap]
         tokens = requests + np.concatenate([[0.0], ranked.cumsum()])
         seconds = self.verify.at(requests + other_rows + np.arange(cap + 1))
         if self.draft is not None:
@@ -99,7 +107,7 @@ class Adaptive:
     def learn(self, request: Request, tried: int, kept: int) -> None:
         """Of ``tried`` verified drafts ``kept`` were accepted: trials are those and the one after them."""
         assert 0 <= kept <= tried, f"{kept} of {tried} drafts kept"
-        record = self._records.setdefault(request, Record())
+        record = self._record(request)
         record.hits += kept
         record.trials += min(kept + 1, tried)
         self.tried += tried
@@ -143,17 +151,16 @@ def aged(confidence: tuple[float, ...], count: int) -> tuple[float, ...]:
     return (confidence + (1.0,) * count)[:count]
 
 
-def survivals(confidence: Sequence[tuple[float, ...]]) -> list[np.ndarray]:
-    """Of each request: the chance that the draft and all before it are kept."""
-    return [np.cumprod(np.clip(np.nan_to_num(np.array(c, float)), 0.0, 1.0)) for c in confidence]
+def survivals(confidence: Sequence[tuple[float, ...]]) -> np.ndarray:
+    """[R, K] the chance that a draft and all before it are kept, K at least 1; -1 where there is no draft."""
+    longest = max(map(len, confidence))
+    padded = np.array([c + (0.0,) * (longest - len(c)) for c in confidence])
+    absent = np.arange(longest) >= np.array([len(c) for c in confidence])[:, None]
+    chances = np.clip(np.nan_to_num(padded), 0.0, 1.0).cumprod(axis=1)
+    return np.where(absent, -1.0, chances)
 
 
-def top(chances: Sequence[np.ndarray], budget: int) -> list[int]:
-    """How many of the ``budget`` largest chances each request has; of equals earlier drafts come first."""
-    lengths = [len(c) for c in chances]
-    if not budget:
-        return [0] * len(lengths)
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    place = np.concatenate([np.arange(n) for n in lengths])
-    order = np.lexsort((owner, place, -np.concatenate(chances)))[:budget]
-    return np.bincount(owner[order], minlength=len(lengths)).tolist()
+def top(chances: np.ndarray, budget: int) -> list[int]:
+    """How many of the ``budget`` largest of [R, K] each request has; of equals earlier drafts come first."""
+    order = np.argsort(-chances.T, axis=None, kind="stable")[:budget]
+    return np.bincount(order % len(chances), minlength=len(chances)).tolist()
