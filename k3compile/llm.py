@@ -145,16 +145,10 @@ class LLM:
         for line in serving.warnings:
             log.warning("%s", line)
         loaded = load(path, serving.engine, dtype, resident, serving.draft)
-        self.model, self.engine, self.tokenizer = loaded
+        self.model, self.engine, self.tokenizer = loaded.model, loaded.engine, loaded.tokenizer
         self._names = count()
         if compile:
-            from .forward import compile_forward
-
-            self.engine.use(
-                compile_forward(
-                    self.model, self.engine.pools, serving.options, self.engine.config.max_num_seqs
-                )
-            )
+            loaded.compile(serving.options)
 
     def generate(
         self,

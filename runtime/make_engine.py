@@ -12,6 +12,9 @@ from .cache.checkpoints import Grid
 from .cache.sizing import size_pools
 from .engine import Engine, ForwardFn
 from .engine_config import EngineConfig
+from .speculate.draft import Drafter
+from .speculate.dspark_model import DSparkModel
+from .speculate.make_drafter import make_drafter, targets_own, with_draft
 from .speculate.settle import settler
 from .speculate.speculation import Speculation
 
@@ -19,25 +22,31 @@ log = logging.getLogger(__name__)
 
 
 def make_engine(
-    model: Any, config: EngineConfig, compile_forward: Callable[[Any, Any], ForwardFn] | None = None
+    model: Any,
+    config: EngineConfig,
+    compile_forward: Callable[[Any, Any], ForwardFn] | None = None,
+    draft: DSparkModel | None = None,
+    drafter: Drafter | None = None,
 ) -> Engine:
     """An engine for ``model``, not started.
 
     model: has config (vocab_size, eos_token_ids, max_position_embeddings), make_pools, forward and logits.
-    compile_forward: (model, pools) -> forward; None serves the model as it is.
+    compile_forward: (model, the model's own pools) -> forward; None serves the model as it is. draft: the
+    model that proposes config.num_drafts tokens (None: n-grams do). drafter: what proposes instead of both.
     Raises ValueError when the pools do not hold what ``config`` asks, and for a model that was made for
     another ``state_replay``.
     """
     replays = getattr(model, "state_replay", config.state_replay)
     if replays != config.state_replay:
         raise ValueError(f"the model was made with state_replay={replays}, config says {config.state_replay}")
-    sizes = size_pools(config, model.make_pools, model.config.max_position_embeddings)
+    make_pools = with_draft(model, draft)
+    sizes = size_pools(config, make_pools, model.config.max_position_embeddings)
     log.info("%s", sizes)
     config = replace(config, max_model_len=sizes.max_model_len)
     if config.limits(sizes.max_model_len).max_active < config.max_num_seqs:
         active = config.limits(sizes.max_model_len).max_active
         log.info("at most %d requests run at once: a step has no row for more", active)
-    pools = model.make_pools(
+    pools = make_pools(
         sizes.total_slots, sizes.num_pages, sizes.page_size, config.num_drafts, sizes.record_slots
     )
     cache = Cache(
@@ -52,7 +61,9 @@ def make_engine(
         retention_interval=config.retention_interval,
         slots_per_request=config.slots_per_request,
     )
-    forward = compile_forward(model, pools) if compile_forward else lambda step: model.forward(step, pools)
+    own = targets_own(pools, draft)
+    forward = compile_forward(model, own) if compile_forward else lambda step: model.forward(step, own)
+    drafter = drafter or make_drafter(model, draft, pools, config)
     return Engine(
         forward,
         model.logits,
@@ -62,7 +73,7 @@ def make_engine(
         model.config.eos_token_ids,
         pools=pools,
         device=device_of(pools),
-        speculation=Speculation(settle=settler(pools, config.state_replay, cache.holding)),
+        speculation=Speculation(drafter, settler(own, config.state_replay, cache.holding)),
     )
 
 

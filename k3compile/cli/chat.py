@@ -128,7 +128,7 @@ def local(path: Path, thinking: bool, effort: str, settings: dict) -> Talker:
 
     params = SamplingParams(**settings)
     serving = plan(EngineConfig(max_num_seqs=1, prefix_cache=True), compiled=False)
-    engine, tokenizer = load(path, serving.engine)[1:]
+    _, engine, tokenizer, _ = load(path, serving.engine)
     engine.start()
     turns = itertools.count()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from ..forward import CompiledForward, Pools
+    from ..options import CompileOptions
     from ..runtime.engine import Engine
     from ..runtime.engine_config import EngineConfig
     from ..runtime.model import Model
@@ -20,11 +22,22 @@ SHIPPED = Path(__file__).resolve().parent.parent / "data" / "k3-tiny"
 
 
 class Loaded(NamedTuple):
-    """A model with the engine that serves it uncompiled; ``engine`` is not started."""
+    """A model with the engine that serves it uncompiled; ``engine`` is not started. ``pools``: those of the
+    engine's that the model's own layers advance.
+    """
 
     model: Model
     engine: Engine
     tokenizer: Tokenizer
+    pools: Pools
+
+    def compile(self, options: CompileOptions) -> CompiledForward:
+        """Compile the model, which takes minutes where nothing is cached, and let the engine use it."""
+        from ..forward import compile_forward
+
+        made = compile_forward(self.model, self.pools, options, self.engine.config.max_num_seqs)
+        self.engine.use(made)
+        return made
 
 
 def or_shipped(path: str | Path | None) -> Path:
@@ -69,20 +82,33 @@ def load(
     check_dtype("resident", resident or dtype)
     import torch
 
+    from ..runtime.config import K3Config
     from ..runtime.make_engine import make_engine
+    from ..runtime.speculate.dspark_weights import load_draft
+    from ..runtime.speculate.make_drafter import targets_own
     from ..runtime.tokenizer import Tokenizer
     from ..runtime.weights import load_model
 
     log.info("loading %s", path)
     start = time.perf_counter()
     tokenizer = Tokenizer(path)
-    kept = getattr(torch, resident) if resident else None
-    model = load_model(path, dtype=getattr(torch, dtype), resident=kept, state_replay=config.state_replay)
+    run_in, kept = getattr(torch, dtype), getattr(torch, resident) if resident else None
+    drafting = None
+    if config.num_drafts and draft is not None:
+        drafting = load_draft(draft, K3Config.from_file(path), run_in, kept)
+    model = load_model(
+        path,
+        dtype=run_in,
+        resident=kept,
+        tap_layers=drafting.config.target_layer_ids if drafting else (),
+        state_replay=config.state_replay,
+    )
     if tokenizer.vocab_size != model.config.vocab_size:
         ours, theirs = tokenizer.vocab_size, model.config.vocab_size
         raise ValueError(f"{path}: the tokenizer has {ours} ids, config.json says {theirs}")
     log.info("loaded %s in %.1f s", path, time.perf_counter() - start)
-    return Loaded(model, make_engine(model, config), tokenizer)
+    engine = make_engine(model, config, draft=drafting)
+    return Loaded(model, engine, tokenizer, targets_own(engine.pools, drafting))
 
 
 def check_dtype(name: str, value: str) -> None:

@@ -108,7 +108,7 @@ def compile_behind(loaded: Loaded, options: CompileOptions) -> None:
 
         engine = loaded.engine
         most = engine.config.max_num_seqs
-        compile_in_background(loaded.model, engine.pools, options, ready, failed, most).join()
+        compile_in_background(loaded.model, loaded.pools, options, ready, failed, most).join()
 
     log.info("serving uncompiled; compiling behind it, which takes minutes when nothing is cached")
     threading.Thread(target=work, name="k3-compile-start", daemon=True).start()

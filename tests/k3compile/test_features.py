@@ -58,7 +58,7 @@ def test_what_a_pass_needs_of_a_runtime_is_the_callers_to_have_where_no_runtime_
 
 def test_every_legal_subset_is_listed_once_and_none_with_an_inert_feature():
     found = list(subsets())
-    assert len(found) == len(set(found)) == 4 * 5 * 5, "two free, three sets over prefix_cache, over speculate"
+    assert len(found) == len(set(found)) == 4 * 5 * 5, "2 free; 5 ways with prefix_cache, with speculate"
     assert not any("offload" in s and "prefix_cache" not in s for s in found)
     assert not any("context_parallel" in s for s in found)
     assert frozenset() in found

@@ -7,6 +7,7 @@ from k3compile.runtime.cache.sizing import pool_bytes
 from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.make_engine import make_engine
 from k3compile.runtime.request import Request
+from k3compile.runtime.speculate.ngram import NgramDrafter
 
 
 def test_the_pools_are_as_large_as_the_log_says(toy, caplog):
@@ -63,3 +64,13 @@ def test_what_does_not_fit_is_refused_before_the_pools_are_made(toy):
     with pytest.raises(ValueError, match="does not hold"):
         make_engine(model, EngineConfig(kv_cache_bytes=10))
     assert max(max(s[:2]) for s in sizes) == 2
+
+
+def test_who_drafts_is_given_or_made(toy):
+    class Silent:
+        lookahead, taps = 0, ()
+
+    config, mine = EngineConfig(num_drafts=2, page_size=4, num_pages=9), Silent()
+    assert make_engine(toy.Model(), config, drafter=mine).speculation.drafter is mine
+    assert isinstance(make_engine(toy.Model(), config).speculation.drafter, NgramDrafter)
+    assert make_engine(toy.Model(), EngineConfig(page_size=4, num_pages=9)).speculation.drafter is None

@@ -40,7 +40,8 @@ def test_no_folder_means_the_model_that_came_with_the_package(tmp_path, monkeypa
 
 
 def test_a_checkpoint_is_loaded_with_an_engine_that_is_not_started(tiny):
-    model, engine, tokenizer = load(tiny, EngineConfig(max_model_len=256))
+    model, engine, tokenizer, pools = load(tiny, EngineConfig(max_model_len=256))
+    assert pools is engine.pools
     assert tokenizer.vocab_size == model.config.vocab_size == engine.vocab_size
     assert tokenizer.stop_id in engine.eos_ids
     assert engine.max_model_len == 256
