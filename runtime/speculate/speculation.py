@@ -19,28 +19,31 @@ if TYPE_CHECKING:
     from ..request import Request
     from ..scheduler import Verdict
     from ..step import Batch, Step
-    from .draft import Draft, Drafter
+    from .adaptive import Adaptive
+    from .draft import Drafter
 
 log = logging.getLogger(__name__)
 
 Settle = Callable[["Batch", "Sequence[Verdict]"], None]
-Trim = Callable[["Sequence[Request]", "list[Draft | None]"], "list[Draft | None]"]
 
 
 class Speculation:
     """The drafter of an engine and what settles the states of verified rows.
 
     settle: called with the step and what is kept of each piece of work; moves the state of each verify row
-    to the end of its kept rows and writes the checkpoint that its verdict names. trim: which proposals are
-    worth their verification, and how much of each.
+    to the end of its kept rows and writes the checkpoint that its verdict names. adaptive: which proposals
+    are worth their verification, and how much of each (None: all of all).
     """
 
     def __init__(
-        self, drafter: Drafter | None = None, settle: Settle | None = None, trim: Trim | None = None
+        self,
+        drafter: Drafter | None = None,
+        settle: Settle | None = None,
+        adaptive: Adaptive | None = None,
     ) -> None:
         self.drafter = drafter
         self._settle = settle
-        self._trim = trim
+        self.adaptive = adaptive
         self.error: str | None = None  # why the drafter was switched off
 
     @property
@@ -53,6 +56,15 @@ class Speculation:
         if any(v.work.drafts for v in verdicts):
             assert self._settle is not None, "rows were verified and nothing settles their states"
             self._settle(batch, verdicts)
+        if self.adaptive is not None:
+            self._learn(batch, verdicts, self.adaptive)
+
+    def _learn(self, batch: Batch, verdicts: Sequence[Verdict], adaptive: Adaptive) -> None:
+        """What became of the drafts, and how many rows of prompts to expect beside the next ones."""
+        adaptive.other_rows = int(batch.step.spans[2])
+        for work, _, rows, *_ in verdicts:
+            if work.drafts and rows:
+                adaptive.learn(work.request, work.drafts, rows - 1)
 
     def observe(self, step: Step, taps: Tensor) -> None:
         """Let the drafter learn from the forward that just ran."""
@@ -65,13 +77,15 @@ class Speculation:
             return
         found = self._guarded(lambda drafter: drafter.propose(running, holdings))
         drafts = found if found is not None else [None] * len(running)
-        if self._trim is not None:
-            drafts = self._trim(running, drafts)
+        if self.adaptive is not None:
+            drafts = self.adaptive.trim(running, drafts)
         for request, draft in zip(running, drafts, strict=True):
             request.propose(draft)
 
     def forget(self, request: Request) -> None:
         """The request ended or was thrown out."""
+        if self.adaptive is not None:
+            self.adaptive.forget(request)
         if self.drafter is not None:
             self._guarded(lambda drafter: drafter.forget(request))
 

@@ -1,10 +1,14 @@
 """Where speculation enters a step: drafts reach their requests, and a drafter that fails stops nothing."""
 
+from array import array
 from types import SimpleNamespace
 
 import pytest
 import torch
 from k3compile.runtime.request import Request
+from k3compile.runtime.scheduler import Verdict, Work
+from k3compile.runtime.speculate.adaptive import Adaptive
+from k3compile.runtime.speculate.costs import CostTable
 from k3compile.runtime.speculate.draft import Draft
 from k3compile.runtime.speculate.speculation import Speculation
 
@@ -52,10 +56,21 @@ def test_drafts_reach_their_requests_and_old_ones_go():
     assert drafter.forgotten == both[:1]
 
 
-def test_proposals_are_trimmed_before_they_are_given():
+def test_only_drafts_that_pay_are_given_and_what_became_of_them_is_learned():
     both = requests()
-    Speculation(Parrot(), trim=lambda running, drafts: [Draft([9]), drafts[1]]).propose(both, [None, None])
-    assert [r.drafts for r in both] == [[9], []]
+    adaptive = Adaptive(CostTable((1, 4, 5), (1.0, 1.3, 3.0)))  # up to four rows are cheap
+    speculation = Speculation(Parrot(), lambda batch, verdicts: None, adaptive)
+    speculation.propose(both, [None, None])
+    assert [r.drafts for r in both] == [[6, 6], []]
+    batch = SimpleNamespace(step=SimpleNamespace(spans=torch.tensor([3, 1, 2])))
+    works = [Work(r, 1 + len(r.drafts), len(r.drafts), True, 1, array("q")) for r in both]
+    failed = Verdict(works[0], [], 0, "error", "no")
+    speculation.settle(batch, [Verdict(works[0], [6, 9], 2), Verdict(works[1], [4], 1), failed])
+    assert (adaptive.tried, adaptive.kept, adaptive.other_rows) == (2, 1, 2)
+    speculation.propose(both, [None, None])
+    assert [r.drafts for r in both] == [[], []]
+    speculation.forget(both[0])
+    assert both[0] not in adaptive._records
 
 
 def test_a_drafter_that_fails_is_switched_off_and_its_requests_go_on_without():
