@@ -174,7 +174,7 @@ class Engine:
         return EngineStats(
             running=len(scheduler.running),
             waiting=waiting,
-            pages_used=pages.used,
+            pages_used=pages.size - 1 - cache.available,  # what is only kept can go
             pages_total=pages.size - 1,
             slots_used=slots.used,
             slots_total=slots.size - 1,
