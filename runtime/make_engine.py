@@ -12,6 +12,7 @@ from .cache.checkpoints import Grid
 from .cache.sizing import size_pools
 from .engine import Engine, ForwardFn
 from .engine_config import EngineConfig
+from .speculate.adaptive import make_adaptive
 from .speculate.draft import Drafter
 from .speculate.dspark_model import DSparkModel
 from .speculate.make_drafter import make_drafter, targets_own, with_draft
@@ -64,16 +65,18 @@ def make_engine(
     own = targets_own(pools, draft)
     forward = compile_forward(model, own) if compile_forward else lambda step: model.forward(step, own)
     drafter = drafter or make_drafter(model, draft, pools, config)
+    device, vocab_size = device_of(pools), model.config.vocab_size
+    adaptive = make_adaptive(drafter, forward, model.logits, config, vocab_size, device)
     return Engine(
         forward,
         model.logits,
         cache,
         config,
-        model.config.vocab_size,
+        vocab_size,
         model.config.eos_token_ids,
         pools=pools,
-        device=device_of(pools),
-        speculation=Speculation(drafter, settler(own, config.state_replay, cache.holding)),
+        device=device,
+        speculation=Speculation(drafter, settler(own, config.state_replay, cache.holding), adaptive),
     )
 
 

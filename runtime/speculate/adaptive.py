@@ -12,15 +12,21 @@ requests are a prefix of each. What comes out of a request does not depend on an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from ..engine_config import EngineConfig
 from ..request import Request
-from .costs import CostTable
-from .draft import Draft
+from .costs import CostTable, ForwardFn, measure_draft, measure_forward
+from .draft import Draft, Drafter
+
+log = logging.getLogger(__name__)
 
 LOGIT_BYTES = 1 << 30  # float32 logits of a step's verified rows
 MEMORY = 0.9  # how much of an old trial still counts a step later
@@ -127,6 +133,26 @@ class Adaptive:
             "tried": self.tried,
             "kept": self.kept,
         }
+
+
+def make_adaptive(
+    drafter: Drafter | None,
+    forward: ForwardFn,
+    logits: Callable[[Tensor], Tensor],
+    config: EngineConfig,
+    vocab_size: int,
+    device: str | torch.device = "cpu",
+) -> Adaptive | None:
+    """What decides for an engine that nobody uses yet, from costs measured on its own forward and drafter;
+    None where nothing is drafted or all drafts are to be verified.
+    """
+    if drafter is None or not config.adaptive_verification:
+        return None
+    verify = measure_forward(forward, logits, config, device)
+    adaptive = Adaptive(verify, measure_draft(drafter, config), vocab_size)
+    pairs = ", ".join(f"{n}: {1e3 * s:.2f}" for n, s in zip(verify.rows, verify.seconds))
+    log.info("a step by its rows, in ms: %s", pairs)
+    return adaptive
 
 
 def first(draft: Draft | None, count: int) -> Draft | None:

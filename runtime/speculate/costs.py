@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..cache.cache import Holding
 from ..engine_config import EngineConfig
 from ..request import Request
 from ..scheduler import Work
 from ..step import Step, build
+from .draft import Drafter
 
+ForwardFn = Callable[[Step], tuple[Tensor, Tensor]]
 REPEATS = 5
 CONTEXT = 8192  # tokens behind each row that is timed, where the engine allows so many
 
@@ -74,7 +77,7 @@ def measure(
 
 
 def measure_forward(
-    forward: Callable[[Step], tuple[Tensor, Tensor]],
+    forward: ForwardFn,
     logits: Callable[[Tensor], Tensor],
     config: EngineConfig,
     device: str | torch.device = "cpu",
@@ -84,8 +87,7 @@ def measure_forward(
     config.max_model_len must be set. Before the first request only: the rows live in the null slot and the
     null page, which belong to nobody, with as much context as the engine allows, up to CONTEXT tokens.
     """
-    assert config.max_model_len is not None, "the engine's own length is needed"
-    context = max(min(CONTEXT, config.max_model_len - config.num_drafts - 1), 0)
+    context = context_of(config)
     exports = bool(getattr(forward, "exports", False))
 
     @torch.no_grad()
@@ -98,9 +100,32 @@ def measure_forward(
     return measure(run, row_counts(config))
 
 
+def measure_draft(drafter: Drafter, config: EngineConfig) -> CostTable:
+    """What drafting costs, from one request to as many as run at once; on the terms of the above."""
+    context = context_of(config)
+    requests = [null_request(context, 0) for _ in range(config.max_num_seqs)]
+    holdings = [Holding(0, null_pages(context + 1, config))] * len(requests)
+    sizes = powers_up_to(config.max_num_seqs)
+    table = measure(lambda n: drafter.propose(requests[:n], holdings[:n]), sizes)
+    for request in requests:
+        drafter.forget(request)
+    return table
+
+
+def context_of(config: EngineConfig) -> int:
+    """Tokens behind each row that is timed; none where the null page is poisoned."""
+    assert config.max_model_len is not None, "the engine's own length is needed"
+    return 0 if config.poison else max(min(CONTEXT, config.max_model_len - config.num_drafts - 1), 0)
+
+
 def row_counts(config: EngineConfig) -> list[int]:
     """Powers of two up to what all requests with all their drafts take, and that itself."""
     most = min(config.max_num_seqs * (config.num_drafts + 1), config.max_num_batched_tokens)
+    return powers_up_to(most)
+
+
+def powers_up_to(most: int) -> list[int]:
+    """1, 2, 4, ... and ``most`` itself."""
     return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
 
 
@@ -113,11 +138,22 @@ def null_work(rows: int, config: EngineConfig, context: int) -> list[Work]:
     work: list[Work] = []
     while rows:
         count = min(rows, config.num_drafts + 1)
-        request = Request("cost", array("q", bytes(8 * (context + 1))))
-        request.seen, request.drafts = context, [0] * (count - 1)
-        pages = array("q", bytes(8 * -(-(context + count) // config.page_size)))
+        request = null_request(context, count - 1)
+        pages = null_pages(context + count, config)
         start = 1 + len(work) * (config.num_drafts + 1)
         scratch = () if config.state_replay else range(start, start + count)
         work.append(Work(request, count, count - 1, True, 0, pages, scratch=scratch))
         rows -= count
     return work
+
+
+def null_request(context: int, drafts: int) -> Request:
+    """A request that decodes its next token after ``context`` others."""
+    request = Request("cost", array("q", bytes(8 * (context + 1))))
+    request.seen, request.drafts = context, [0] * drafts
+    return request
+
+
+def null_pages(tokens: int, config: EngineConfig) -> array:
+    """The null page, as often as ``tokens`` tokens need one."""
+    return array("q", bytes(8 * -(-tokens // config.page_size)))
