@@ -128,21 +128,20 @@ class DSparkDrafter:
         uniforms = torch.tensor([self.uniforms(requests[i]) for i in chance], dtype=torch.float64)
         uniforms = uniforms.view(len(chance), hid.shape[1]).to(hid.device)
         heat = base.new_tensor([max(requests[i].params.temperature, 1e-30) for i in chance])[:, None]
-        tokens, confidences, probs = [], [], []
-        finite = torch.ones(len(requests), dtype=torch.bool, device=hid.device)
+        tokens, markovs, probs = [], [], []
         for k in range(hid.shape[1]):
-            markov = self.draft.markov(before)
-            logits = self.draft.logits(base[:, k], markov)
-            finite &= torch.isfinite(logits.amax(-1))
+            markovs.append(self.draft.markov(before))
+            logits = self.draft.logits(base[:, k], markovs[-1])
             before = logits.argmax(-1)
             if chance:
                 scores = logits[drawn]
                 probs.append(((scores - scores.amax(-1, keepdim=True)) / heat).softmax(-1))
                 before = before.index_copy(0, drawn, pick(probs[-1], uniforms[:, k]))
             tokens.append(before)
-            confidences.append(torch.sigmoid(self.draft.confidence(hid[:, k], markov)))
+        confidence = torch.sigmoid(self.draft.confidence(hid, torch.stack(markovs, 1)))
+        finite = torch.isfinite(hid).flatten(1).all(1)
         own = dict(zip(chance, torch.stack(probs, 1))) if chance else {}
-        columns = torch.stack(tokens, 1).tolist(), torch.stack(confidences, 1), finite.tolist()
+        columns = torch.stack(tokens, 1).tolist(), confidence, finite.tolist()
         return [self.made(*one, own.get(i)) for i, one in enumerate(zip(*columns))]
 
     def made(self, tokens: list[int], confidence: Tensor, finite: bool, probs: Tensor | None) -> Draft | None:
@@ -150,7 +149,7 @@ class DSparkDrafter:
         if finite:
             return Draft(tokens, probs, confidence)
         if not self.broken:
-            log.warning("the draft model's logits are not finite; such drafts are thrown away")
+            log.warning("the draft model's numbers are not finite; such drafts are thrown away")
         self.broken += 1
         return None
 

@@ -60,6 +60,7 @@ class DSparkModel(nn.Module):
         place = Placement(dtype, resident or dtype, torch.device(device))
         hidden, layers, eps = config.hidden_size, config.num_hidden_layers, config.rms_norm_eps
         self.config, self.place = config, place
+        self.frequencies = config.yarn.frequencies(config.qk_rope_head_dim).to(place.device)
         self.context_proj = Linear(place, len(config.target_layer_ids) * config.target_hidden_size, hidden)
         self.context_norm = Norm(place, hidden, eps)
         self.kv_a_proj = place.parameter(layers, config.row, hidden, dtype=place.resident)
@@ -73,7 +74,7 @@ class DSparkModel(nn.Module):
 
     def turn(self, positions: Tensor) -> Turn:
         """How rows at positions [T] are rotated."""
-        return self.config.yarn.turn(positions, self.config.qk_rope_head_dim, self.place.dtype)
+        return self.config.yarn.turn(positions, self.frequencies, self.place.dtype)
 
     def context_rows(self, taps: Tensor, positions: Tensor) -> Tensor:
         """Taps [n, T, D] of target tokens at positions [T] -> the rows every layer keeps, [l, T, L+r]."""

@@ -68,9 +68,9 @@ class Yarn:
         """Factor of the scores of heads of ``head_width``."""
         return head_width**-0.5 * self.gain(self.mscale_all_dim) ** 2
 
-    def turn(self, positions: Tensor, width: int, dtype: torch.dtype) -> Turn:
+    def turn(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Turn:
         """Positions [T] int64 -> how tokens turn. Angles in float64: a position may be a million."""
-        angle = positions.double().unsqueeze(1) * self.frequencies(width).to(positions.device)
+        angle = positions.double().unsqueeze(1) * frequencies
         return Turn(*((f(angle) * self.magnitude).to(acc(dtype)) for f in (torch.cos, torch.sin)))
 
 

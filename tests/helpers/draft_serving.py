@@ -16,9 +16,9 @@ TAPS = (0, 2, 3)
 PAGE = 4
 
 
-def tapped(config=FIVE, taps=TAPS) -> Model:
+def tapped(config=FIVE, taps=TAPS, state_replay=True) -> Model:
     """A filled target that hands out the streams of these layers."""
-    model = Model(config, torch.float64, tap_layers=taps)
+    model = Model(config, torch.float64, tap_layers=taps, state_replay=state_replay)
     model.load_state_dict(small_model(config).state_dict())
     return model
 

@@ -37,7 +37,7 @@ def test_a_small_width_has_a_ramp_too():
 def test_another_magnitude_where_the_two_scales_differ():
     other = Yarn(50000.0, 32.0, 32768, 32.0, 1.0, 2.0, 1.0)
     assert other.magnitude == pytest.approx((0.2 * math.log(32) + 1) / (0.1 * math.log(32) + 1))
-    turn = other.turn(torch.tensor([0]), 8, torch.float64)
+    turn = other.turn(torch.tensor([0]), other.frequencies(8), torch.float64)
     assert torch.allclose(turn.cos, torch.full((1, 4), other.magnitude, dtype=torch.float64))
     plain = Yarn(50000.0, 1.0, 32768, 32.0, 1.0, 1.0, 1.0)
     assert plain.softmax_scale(64) == 0.125
@@ -46,7 +46,7 @@ def test_another_magnitude_where_the_two_scales_differ():
 def test_adjacent_values_are_a_pair_that_turns():
     x = torch.zeros(1, 2, 8, dtype=torch.float64)
     x[..., 2] = 1.0
-    y = rotate(x, RELEASED.turn(torch.tensor([3]), 8, torch.float64))
+    y = rotate(x, RELEASED.turn(torch.tensor([3]), RELEASED.frequencies(8), torch.float64))
     angle = 3 * float(RELEASED.frequencies(8)[1])
     want = torch.zeros(8, dtype=torch.float64)
     want[2], want[3] = math.cos(angle), math.sin(angle)
@@ -58,7 +58,7 @@ def test_a_score_hangs_on_the_distance_alone_even_far_out():
     scores = []
     for start in (0, 1000, 1_000_000):
         turned = [
-            rotate(x, RELEASED.turn(torch.tensor([p]), 64, torch.float64))
+            rotate(x, RELEASED.turn(torch.tensor([p]), RELEASED.frequencies(64), torch.float64))
             for x, p in ((q, start + 17), (k, start))
         ]
         scores.append(float((turned[0] * turned[1]).sum()))
@@ -68,9 +68,11 @@ def test_a_score_hangs_on_the_distance_alone_even_far_out():
 
 def test_bfloat16_rows_are_turned_in_float32():
     x = torch.randn(3, 4, 8).bfloat16()
-    turn = RELEASED.turn(torch.tensor([0, 5, 900_000]), 8, torch.bfloat16)
+    turn = RELEASED.turn(torch.tensor([0, 5, 900_000]), RELEASED.frequencies(8), torch.bfloat16)
     assert turn.cos.dtype == torch.float32
-    exact = rotate(x.double(), RELEASED.turn(torch.tensor([0, 5, 900_000]), 8, torch.float64))
+    exact = rotate(
+        x.double(), RELEASED.turn(torch.tensor([0, 5, 900_000]), RELEASED.frequencies(8), torch.float64)
+    )
     y = rotate(x, turn)
     assert y.dtype == torch.bfloat16
     assert (y.double() - exact).abs().max() < 0.02
