@@ -24,11 +24,12 @@ from ..request import Request
 from .checkpoints import Grid, last_hit
 from .free_list import FreeList
 from .hashes import Chain
-from .holding import NO_HIT, Hit, Holding, Planned
+from .holding import NO_HIT, Hit, Holding
 from .index import PrefixIndex
 from .node import Node
 from .orders import Order, Orders
 from .retention import Retention
+from .states import KeptStates
 
 __all__ = ["NO_HIT", "Cache", "Hit", "Holding"]
 
@@ -67,14 +68,14 @@ class Cache:
         self.checkpoints = FreeList(self.total_slots, "checkpoint slot", first=num_slots)
         self.declines: Counter[str] = Counter()  # by reason
         self.counts: Counter[str] = Counter()  # matched requests, their tokens, what they hit
-        self.record_published = False
         self._orders = Orders(poison)
         self.index = PrefixIndex(self.pages, self.checkpoints, self._orders)
-        self._retention = Retention(grid, retention_interval) if grid else None
+        self.retention = Retention(grid, retention_interval) if grid else None
+        self.states = KeptStates(
+            self.index, self.checkpoints, self._orders, self.retention, self.declines
+        )
         self._held: dict[Request, Holding] = {}
         self._chains: WeakKeyDictionary[Request, Chain] = WeakKeyDictionary()
-        self._pending: dict[bytes, int] = {}  # token counts of the prefixes whose state this step makes
-        self._published: list[Node] = []
 
     @property
     def capacity(self) -> int:
@@ -118,13 +119,13 @@ class Cache:
         """Whether a waiting request should be left out of this step, because another makes the state of a
         longer prefix of it right now. Each wait must bring a longer hit, or the request gets on without.
         """
-        if not self._pending:
+        if not self.states.pending:
             return False
         chain, unit = self.chain(request), self.grid.unit
         longest = last_hit(len(request.tokens), unit)
         better = any(
             hit.tokens < tokens <= longest and chain.key(tokens // unit) == key
-            for key, tokens in self._pending.items()
+            for key, tokens in self.states.pending.items()
         )
         if not better:
             return False
@@ -185,24 +186,11 @@ class Cache:
         Asked in the plan for a chunk, and for verified rows when it is known how far they count. Asked again,
         the answer is the same. :meth:`advance` publishes it if the request really got so far.
         """
-        holding, planned = self._held[request], self._held[request].planned
-        if planned is not None:
-            assert planned.tokens == tokens, f"{request!r} already leaves a state at {planned.tokens}"
-            return planned.slot
-        assert tokens > request.seen, f"the state of {request!r} at {tokens} is past"
-        assert tokens % self.grid.unit == 0, f"no prefix of {request!r} ends at {tokens}"
-        if request.unseen <= 1:  # after the forward: no order may touch the slot any more
-            slot, key = self._rolling_slot(request, holding), None
-        else:
-            key = self.chain(request).key(tokens // self.grid.unit)
-            slot = self._prefill_slot(request, holding, tokens, key)
-        if not slot:
-            return 0
-        holding.planned = Planned(tokens, slot, key)
-        if key is not None:
-            self._pending[key] = tokens
-            self._orders.poison(slots=[slot])
-        return slot
+        return self.states.plan(request, self._held[request], self.chain(request), tokens)
+
+    def keeps(self, request: Request, tokens: int) -> bool:
+        """Whether the state of a prompt after ``tokens`` tokens would be worth a slot."""
+        return self.retention.wants(tokens, request.prompt_tokens, len(request.tokens), 0)
 
     def advance(self, request: Request, loaded: bool = False) -> None:
         """Publish what the request has run: whole blocks below ``seen``, and their states.
@@ -220,25 +208,22 @@ class Cache:
             if node is None:
                 pages = holding.pages[(n - 1) * width : n * width]
                 node = self.index.publish(request, key, tip, n * unit, pages)
-                self._tell(node)
             else:
                 self._adopt(request, holding, node, (n - 1) * width)
             self.index.lock(node)
             self.index.unlock(tip)
             holding.tip, holding.blocks = node, n
-        self._settle_planned(request, holding)
+        self.states.settle(request, holding, chain)
         if (request.unseen <= 1 or loaded) and request.seen and request.seen % unit == 0:
-            self._keep_end(request, holding, rolling=not loaded)
+            self.states.keep_end(request, holding, rolling=not loaded)
 
     def release(self, request: Request) -> None:
         """Take everything back from a request; one that holds nothing is fine. What it published stays."""
         holding = self._held.pop(request, None)
         if holding is None:
             return
-        self._drop_planned(request, holding)
+        self.states.leave(request, holding)
         self.index.unlock(holding.tip)
-        if holding.rolling is not None:
-            self._tell(holding.rolling)  # nothing replaces it any more
         own = [p for p in holding.pages if self.pages.owner(p) is request]
         self.pages.give(request, reversed(own))
         self.slots.give(request, reversed(holding.slots))
@@ -255,11 +240,11 @@ class Cache:
         return self._orders.take()
 
     def take_published(self) -> list[Node]:
-        """Nodes that got pages or a state to keep since the last call, while ``record_published`` is set. Ask
-        when the writes are done, before the next plan.
+        """Nodes that got pages or a state to keep since the last call, while ``index.record`` is set.
+
+        Ask when the writes are done, before the next plan.
         """
-        nodes, self._published = dict.fromkeys(self._published), []
-        return [node for node in nodes if self.index.get(node.key) is node]
+        return self.index.take_told()
 
     def check(self) -> None:
         """Walk every page, slot and node and hold them against the requests; AssertionError names what is
@@ -273,7 +258,7 @@ class Cache:
         self.checkpoints.check({**planned, **{n: [n.state] for n in self.index if n.state}})
         self.index.check(holding.tip for _, holding in held)
         pending = {h.planned.key: h.planned.tokens for _, h in held if h.planned and h.planned.key}
-        assert self._pending == pending, "a state is waited for that nobody makes"
+        assert self.states.pending == pending, "a state is waited for that nobody makes"
         for request, holding in held:
             fits = len(holding.pages) * self.page_size
             assert request.seen <= fits, f"{request!r} has seen more than its {len(holding.pages)} pages hold"
@@ -298,89 +283,6 @@ class Cache:
         if count > len(self.pages):
             self.index.evict_pages(count - len(self.pages))
         return self.pages.take(request, count)
-
-    def _take_checkpoint(self, request: Request) -> int:
-        if not len(self.checkpoints) and not self.index.evict_state():
-            return self._decline("no checkpoint slot")
-        return self.checkpoints.take(request, 1)[0]
-
-    def _prefill_slot(self, request: Request, holding: Holding, tokens: int, key: bytes) -> int:
-        """A slot for a state that is wanted and that nobody has or makes."""
-        total = len(request.tokens)
-        if not self._retention.wants(tokens, request.prompt_tokens, total, holding.junction):
-            return self._decline("not retained")
-        node = self.index.get(key)
-        if node is not None and node.state:
-            self.index.touch_state(node)
-            return self._decline("already kept")
-        if key in self._pending:
-            return self._decline("made by another")
-        return self._take_checkpoint(request)
-
-    def _rolling_slot(self, request: Request, holding: Holding) -> int:
-        """A slot for the newest boundary of a decoding request: the one of the boundary before, unless that
-        is worth keeping.
-        """
-        old, holding.rolling = holding.rolling, None
-        if old is not None and old.rolling is holding and not old.pins:
-            self.index.lose_state(old)
-        elif old is not None:
-            self._tell(old)
-        return self._take_checkpoint(request)
-
-    def _settle_planned(self, request: Request, holding: Holding) -> None:
-        """Publish the state that the step left, if its tokens are kept and nobody was first."""
-        planned = holding.planned
-        if planned is None:
-            return
-        if planned.tokens <= request.seen:
-            node = self.index.get(self.chain(request).key(planned.tokens // self.grid.unit))
-            if not node.state:
-                self._forget_planned(holding)
-                self.index.keep_state(request, node, planned.slot)
-                self._kept(request, holding, node, rolling=planned.key is None)
-                return
-        self._drop_planned(request, holding)
-
-    def _forget_planned(self, holding: Holding) -> None:
-        if holding.planned is not None and holding.planned.key is not None:
-            del self._pending[holding.planned.key]
-        holding.planned = None
-
-    def _drop_planned(self, request: Request, holding: Holding) -> None:
-        planned = holding.planned
-        if planned is not None:
-            self._forget_planned(holding)
-            self.checkpoints.give(request, [planned.slot])
-            self._orders.poison(slots=[planned.slot])
-
-    def _keep_end(self, request: Request, holding: Holding, rolling: bool) -> None:
-        """Copy the state a request has at a boundary, so that whoever continues its text starts here."""
-        node = holding.tip
-        if node.state:
-            self.index.touch_state(node)
-            return
-        slot = self._rolling_slot(request, holding)
-        if not slot:
-            return
-        self._orders.copy(holding.slot, slot)
-        self.index.keep_state(request, node, slot)
-        self._kept(request, holding, node, rolling)
-
-    def _kept(self, request: Request, holding: Holding, node: Node, rolling: bool) -> None:
-        """A rolling state stays when it lies where states are kept anyway; until then it is not told of."""
-        if rolling and not self._retention.wants(node.tokens, request.prompt_tokens, 0, holding.junction):
-            holding.rolling, node.rolling = node, holding
-        else:
-            self._tell(node)
-
-    def _tell(self, node: Node) -> None:
-        if self.record_published:
-            self._published.append(node)
-
-    def _decline(self, reason: str) -> int:
-        self.declines[reason] += 1
-        return 0
 
 
 def refuse(page_size: int, grid: Grid | None, num_checkpoints: int) -> None:

@@ -23,12 +23,15 @@ class PrefixIndex:
 
     def __init__(self, pages: FreeList, states: FreeList, orders: Orders) -> None:
         self.idle_pages = 0  # of nodes without locks: they can all be had, leaf by leaf
+        self.pinned = 0  # transfers under way: what they keep comes back without anybody's doing
+        self.record = False  # what is published, for :meth:`take_told`
         self.evicted_pages = 0
         self.evicted_states = 0
         self._nodes: dict[bytes, Node] = {}
         self._pages, self._states, self._orders = pages, states, orders
         self._leaves: Lru[Node] = Lru()  # without locks and children
         self._kept: Lru[Node] = Lru()  # with a state that may go
+        self._told: list[Node] = []
         self._clock = 0
 
     def __len__(self) -> int:
@@ -68,7 +71,18 @@ class PrefixIndex:
         self.idle_pages += len(node.pages)
         node.used = self._tick()
         self._leaves.add(node, node.used)
+        self.tell(node)
         return node
+
+    def tell(self, node: Node) -> None:
+        """Note that a node got something that others may want to copy."""
+        if self.record:
+            self._told.append(node)
+
+    def take_told(self) -> list[Node]:
+        """The nodes that were told of since the last call and are still here."""
+        nodes, self._told = dict.fromkeys(self._told), []
+        return [node for node in nodes if self._nodes.get(node.key) is node]
 
     def lock(self, node: Node | None) -> None:
         """Keep a node and all its ancestors from eviction; None is the empty prefix."""
@@ -106,12 +120,14 @@ class PrefixIndex:
         """Keep a node, its ancestors and its state while they are copied elsewhere."""
         self.lock(node)
         node.pins += 1
+        self.pinned += 1
         self._kept.discard(node)
 
     def unpin(self, node: Node) -> None:
         """Take one :meth:`pin` back."""
         assert node.pins > 0, f"{node} is unpinned more often than pinned"
         node.pins -= 1
+        self.pinned -= 1
         if node.state and not node.pins:
             self._kept.add(node, node.state_used)
         self.unlock(node)
@@ -200,6 +216,8 @@ class PrefixIndex:
             loose = bool(node.state) and not node.pins
             assert (node in self._kept) == loose, f"the state of {node} may {'' if loose else 'not '}go"
         idle = sum(len(n.pages) for n in self._nodes.values() if not n.locks)
+        pins = sum(n.pins for n in self._nodes.values())
+        assert self.pinned == pins, f"{self.pinned} transfers are said to be under way, {pins} are"
         assert self.idle_pages == idle, f"{self.idle_pages} pages are said to be idle, {idle} are"
         leaves = sum(not n.locks and not n.children for n in self._nodes.values())
         assert len(self._leaves) == leaves, f"{len(self._leaves)} nodes may be evicted instead of {leaves}"

@@ -60,7 +60,7 @@ class Machine:
             num_checkpoints=g.checkpoints,
             retention_interval=g.retention,
         )
-        self.cache.record_published = True
+        self.cache.index.record = True
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.pinned = []
@@ -83,8 +83,10 @@ class Machine:
         """Everybody leaves; every count must be zero then."""
         for request in [*self.running, *self.waiting]:
             self.leave(request)
-        for node in self.pinned:
+        self.check()
+        for node, _ in self.pinned:
             self.cache.index.unpin(node)
+        self.pinned = []
         self.check()
         self.cache.drop()
         self.cache.check()
@@ -102,6 +104,9 @@ class Machine:
             assert found == told[-self.g.unit :], f"{node} holds other latents"
             if node.state:
                 assert self.slot[node.state] == told[-1], f"{node} holds another state"
+        for node, state in self.pinned:
+            assert self.cache.index.get(node.key) is node, f"{node} was evicted while it was copied"
+            assert state in (0, node.state), f"the state of {node} moved while it was copied"
 
     def arrive(self) -> None:
         """A request that continues or repeats one of a few texts."""
@@ -133,11 +138,11 @@ class Machine:
     def pin(self) -> None:
         """A transfer begins or ends."""
         if self.pinned and self.rng.random() < 0.6:
-            self.cache.index.unpin(self.pinned.pop())
+            self.cache.index.unpin(self.pinned.pop()[0])
         elif len(self.cache.index):
             node = self.rng.choice(list(self.cache.index))
             self.cache.index.pin(node)
-            self.pinned.append(node)
+            self.pinned.append((node, node.state))
 
     def load(self) -> None:
         """The first of the queue gets more of its prefix from a tier than the index has, or not."""
@@ -173,7 +178,7 @@ class Machine:
             for row in rows:
                 self.leave(row.request)
         self.write()
-        assert not self.cache._pending, "a state is waited for after its step"
+        assert not self.cache.states.pending, "a state is waited for after its step"
         for node in self.cache.take_published():
             assert self.cache.index.get(node.key) is node
 

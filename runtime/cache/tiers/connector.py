@@ -32,7 +32,7 @@ class Connector:
         self.cache, self.offload = cache, offload
         self._asked: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
         self._waiting: dict[str, Request] = {}
-        cache.record_published = True
+        cache.index.record = True
 
     def publish(self) -> None:
         """Offer what the index got since the last call. Its pages and states must have been written."""

@@ -1,74 +1,12 @@
-"""What a prefix gives to whom: lengths around the block, evictions, doubles, salts, junctions, drafts."""
+"""What a prefix gives to whom: lengths around the block, evictions, doubles, salts, junctions."""
 
 import time
 
 import pytest
 from k3compile.runtime.cache.cache import NO_HIT, Cache
-from k3compile.runtime.cache.checkpoints import Grid, plan_chunk
-from k3compile.runtime.cache.orders import Clear, Copy, Poison
+from k3compile.runtime.cache.orders import Clear, Copy
 from k3compile.runtime.request import Request
-
-B, UNIT, PAGE = 8, 4, 2
-
-
-def make(pages=200, requests=4, checkpoints=40, block=B, unit=UNIT, page=PAGE, **more) -> Cache:
-    grid = Grid(block, unit, alignment=1)
-    return Cache(pages, 1 + requests, page, grid=grid, num_checkpoints=checkpoints, **more)
-
-
-def ask(tokens, salt="") -> Request:
-    return Request("r", list(tokens), cache_salt=salt)
-
-
-def begin(cache: Cache, request: Request, budget=1000, exports=True) -> int:
-    """Admit a request and plan its first chunk; its length."""
-    hit = cache.match(request)
-    request.seen = hit.tokens
-    granted = min(budget, request.unseen)
-    chunk = plan_chunk(cache.grid, request.seen, granted, len(request.tokens), exports, hit.junction)
-    assert cache.admit(request, hit, chunk.count)
-    if chunk.checkpoint:
-        cache.checkpoint(request, chunk.checkpoint)
-    return chunk.count
-
-
-def go_on(cache: Cache, request: Request, budget=1000, exports=True) -> int:
-    """Plan the next chunk of an admitted request; its length."""
-    junction = cache.holding(request).junction
-    granted = min(budget, request.unseen)
-    chunk = plan_chunk(cache.grid, request.seen, granted, len(request.tokens), exports, junction)
-    assert cache.grow(request, chunk.count)
-    if chunk.checkpoint:
-        cache.checkpoint(request, chunk.checkpoint)
-    return chunk.count
-
-
-def commit(cache: Cache, request: Request, count: int, token: int = 1) -> None:
-    request.seen += count
-    if request.seen == len(request.tokens):
-        request.tokens.append(token)
-    cache.advance(request)
-    cache.check()
-
-
-def serve(cache: Cache, tokens, answer=1, budget=1000, exports=True, salt="") -> tuple[int, int, Request]:
-    """Run a prompt and generate ``answer`` tokens: tokens found, chunks that the prompt took, the request."""
-    request = ask(tokens, salt)
-    count, chunks = begin(cache, request, budget, exports), 1
-    found = request.seen
-    commit(cache, request, count)
-    while request.unseen > 1:
-        commit(cache, request, go_on(cache, request, budget, exports))
-        chunks += 1
-    while len(request.tokens) < len(tokens) + answer:
-        commit(cache, request, go_on(cache, request))
-    cache.release(request)
-    cache.check()
-    return found, chunks, request
-
-
-def text(n: int, start: int = 10) -> list[int]:
-    return list(range(start, start + n))
+from prefixes import UNIT, B, ask, begin, commit, go_on, make, serve, text
 
 
 @pytest.mark.parametrize("exports", [True, False])
@@ -322,121 +260,6 @@ def test_a_state_is_found_by_its_token_count_whatever_the_blocks(blocks, block, 
     assert len(cache.holding(again).pages) == blocks * block // 64 + 1
 
 
-def verify(cache: Cache, request: Request, kept: list[int], drafts: int = 7) -> int:
-    """A row of ``drafts`` drafts of which ``kept`` tokens stay; the slot for the state at its boundary."""
-    assert cache.grow(request, 1 + drafts)
-    boundary = (request.seen + len(kept)) // UNIT * UNIT
-    slot = cache.checkpoint(request, boundary) if boundary > request.seen else 0
-    request.seen += len(kept)
-    request.tokens.extend(kept)
-    cache.advance(request)
-    cache.check()
-    return slot
-
-
-def test_a_boundary_between_the_stop_and_the_accepted_drafts_leaves_nothing():
-    """Seven drafts are accepted, the third token is a stop, the boundary lies between."""
-    cache = make(unit=UNIT)
-    request = ask(text(16))
-    commit(cache, request, begin(cache, request))
-    states = cache.checkpoints.used
-    assert verify(cache, request, [1, 2, 3]) == 0
-    cache.release(request)
-    assert cache.checkpoints.used == states
-    assert cache.match(ask([*request.tokens, 9, 9])).tokens == 16
-
-
-def test_a_boundary_inside_the_kept_drafts_gets_the_state_of_its_own_count():
-    cache = make()
-    request = ask(text(16))
-    commit(cache, request, begin(cache, request))
-    slot = verify(cache, request, [1, 2, 3, 4, 5, 6])
-    hit = cache.match(ask([*request.tokens, 9, 9, 9]))
-    assert (request.seen, hit.tokens, hit.node.state) == (22, 20, slot)
-
-
-def test_a_state_that_was_planned_and_not_reached_goes_back():
-    """The forward failed after the verdict was asked for, and the second verdict keeps nothing."""
-    cache = make()
-    request = ask(text(16))
-    commit(cache, request, begin(cache, request))
-    used = cache.checkpoints.used
-    cache.grow(request, 8)
-    slot = cache.checkpoint(request, 20)
-    assert slot == cache.checkpoint(request, 20)
-    request.seen += 1
-    request.tokens.append(1)
-    cache.advance(request)
-    assert cache.checkpoints.used == used
-    cache.check()
-
-
-def test_no_order_touches_a_slot_that_is_planned_after_the_forward():
-    cache = make(checkpoints=1, poison=True)
-    serve(cache, text(9))
-    request = ask(text(16, 50))
-    commit(cache, request, begin(cache, request))
-    cache.take_writes()
-    cache.grow(request, 8)
-    slot = cache.checkpoint(request, 20)
-    assert slot > 0
-    assert cache.take_writes() == []
-
-
-def test_a_planned_slot_of_a_chunk_is_poisoned_until_it_is_written():
-    cache = make(poison=True)
-    request = ask(text(20))
-    begin(cache, request)
-    slot = cache.holding(request).planned.slot
-    assert Poison([slot], []) in cache.take_writes()
-
-
-def test_a_decoding_request_rolls_one_state_and_leaves_those_of_the_grid():
-    cache = make(block=16)
-    request = ask(text(9))
-    commit(cache, request, begin(cache, request))
-    used = []
-    while len(request.tokens) < 45:
-        commit(cache, request, go_on(cache, request))
-        used.append((request.seen, cache.checkpoints.used))
-    found = {n.tokens for n in cache.index if n.state}
-    assert found == {8, 16, 32, 44}
-    assert dict(used)[28] == 3  # 8, 16 and the one that rolls
-    cache.release(request)
-    assert cache.match(ask([*request.tokens, 5])).tokens == 44
-
-
-def test_a_rolling_state_that_somebody_went_on_from_stays():
-    cache = make(block=32)
-    request = ask(text(9))
-    commit(cache, request, begin(cache, request))
-    while request.seen < 12:
-        commit(cache, request, go_on(cache, request))
-    other = ask([*request.tokens, 9])
-    begin(cache, other)
-    assert other.seen == 12
-    while request.seen < 20:
-        commit(cache, request, go_on(cache, request))
-    assert {n.tokens for n in cache.index if n.state} == {8, 12, 20}
-
-
-def test_the_copy_of_the_end_state_reads_the_slot_where_the_state_is():
-    cache = make(slots_per_request=3, requests=3)
-    request = ask(text(9))
-    commit(cache, request, begin(cache, request))
-    holding = cache.holding(request)
-    assert len(holding.slots) == 3
-    while request.seen < 11:
-        commit(cache, request, go_on(cache, request))
-    cache.take_writes()
-    holding.slot = holding.slots[2]  # as after a verified row without replay
-    commit(cache, request, go_on(cache, request))
-    (copy,) = cache.take_writes()
-    assert copy.sources == [holding.slots[2]]
-    late = ask(text(4))
-    assert not cache.admit(late, NO_HIT, 4)  # one slot is not enough
-
-
 def test_a_loaded_prefix_counts_like_a_computed_one():
     cache = make()
     request = ask(text(20))
@@ -450,25 +273,9 @@ def test_a_loaded_prefix_counts_like_a_computed_one():
     cache.check()
 
 
-def test_published_nodes_are_told_once_with_what_is_to_be_kept():
-    cache = make(block=32)
-    serve(cache, text(9))
-    assert cache.take_published() == []
-    cache.record_published = True
-    request = ask(text(9, 50))
-    commit(cache, request, begin(cache, request))
-    assert [(n.tokens, bool(n.state)) for n in cache.take_published()] == [(4, False), (8, True)]
-    while request.seen < 13:
-        commit(cache, request, go_on(cache, request))
-    assert [n.tokens for n in cache.take_published()] == [12]
-    cache.release(request)
-    assert [(n.tokens, bool(n.state)) for n in cache.take_published()] == [(12, True)]
-    assert cache.take_published() == []
-
-
 def test_what_left_before_it_was_told_is_not_told():
     cache = make()
-    cache.record_published = True
+    cache.index.record = True
     serve(cache, text(9))
     cache.drop()
     assert cache.take_published() == []
@@ -484,23 +291,6 @@ def test_a_pinned_prefix_survives_the_drop_of_everything():
     cache.index.unpin(node)
     cache.drop()
     assert (cache.pages.used, cache.checkpoints.used, len(cache.index)) == (0, 0, 0)
-
-
-def test_every_state_that_is_not_made_is_counted_by_its_reason():
-    cache = make(checkpoints=1, retention_interval=0)
-    cache.index.pin(cache_state(cache))
-    request = ask(text(40, 50))
-    begin(cache, request, budget=24)  # 24 is neither an end nor a junction
-    assert cache.declines == {"not retained": 1}
-    commit(cache, request, 24)
-    go_on(cache, request)
-    assert cache.declines["no checkpoint slot"] == 1
-
-
-def cache_state(cache: Cache):
-    """The only state that fits."""
-    serve(cache, text(9))
-    return cache.match(ask(text(9))).node
 
 
 @pytest.mark.parametrize(
@@ -520,7 +310,7 @@ def test_sizes_that_do_not_go_together_are_refused(more, message):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda c, r: c._pending.update(x=4), "a state is waited for that nobody makes"),
+        (lambda c, r: c.states.pending.update(x=4), "a state is waited for that nobody makes"),
         (lambda c, r: setattr(c.holding(r), "slot", 3), "in a slot of somebody else"),
         (
             lambda c, r: c.holding(r).pages.__setitem__(0, c.holding(r).pages[9]),
