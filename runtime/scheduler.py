@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .budget import Limits
-from .cache.cache import Cache, Holding
+from .cache.cache import Cache, Hit, Holding
 from .cache.checkpoints import Chunk, plan_chunk
 from .request import FinishReason, Request, cut
-from .share import share_of
+from .share import Coming, share_of
 
 
 class Work(NamedTuple):
@@ -71,6 +71,7 @@ class Progress(NamedTuple):
 
 
 ONE_ROW = Chunk(1, 0)  # of a request that decodes
+PATIENCE = 64  # steps that a request waits for a prefix that somebody else runs, without getting any of it
 
 
 def rank_of(request: Request) -> tuple[int, float]:
@@ -95,6 +96,7 @@ class Scheduler:
         self._planned = False
         self._empty = 0  # plans in a row without work
         self._given_up: list[Progress] = []
+        self._patience: dict[Request, tuple[int, int]] = {}  # who waits: its hit, and steps without a longer
         self._gone: list[Request] = []  # ended or thrown out, and nobody was told
 
     def add(self, request: Request) -> None:
@@ -154,11 +156,16 @@ class Scheduler:
     def _admit(self, work: list[Work], room: int, share: int) -> None:
         """Let waiting requests in, in their order, each from where the cache knows it, and add their work."""
         charge, running, at = self.limits.row_charge, self.running, 0
+        if not self.waiting:
+            return
+        coming = Coming(self.cache)
+        for request in running:
+            coming.add(request, request.seen)
         while at < min(len(self.waiting), self._free_places()) and room > charge:
             request = self.waiting[at]
             hit = self.cache.match(request)
-            if self.cache.deferred(request, hit):
-                at += 1  # what it needs is computed in this step, so it is there in the next
+            if self._waits(request, hit, coming):
+                at += 1
                 continue
             request.seen = hit.tokens
             chunk = self._chunk(request, room - charge, share, hit.junction)
@@ -166,6 +173,8 @@ class Scheduler:
                 request.seen = 0
                 return  # no pages or no slot; nobody overtakes, or a long prompt would wait for ever
             del self.waiting[at]
+            self._patience.pop(request, None)
+            coming.add(request, hit.tokens)
             insort(running, request, key=rank_of)
             if not request.preemptions:
                 request.cached_tokens = hit.tokens
@@ -173,6 +182,19 @@ class Scheduler:
                 self.prefix_hit_tokens += hit.tokens
             work.append(self._work(request, chunk, self.cache.holding(request)))
             room -= chunk.count + charge
+
+    def _waits(self, request: Request, hit: Hit, coming: Coming) -> bool:
+        """Whether a request is left out of this step, because more of its prefix than the hit is being run
+        for somebody else. A wait that brings no longer hit in PATIENCE steps ends.
+        """
+        if coming.holds_more_of(request, hit.tokens):
+            self.cache.declines["deferred"] += 1
+        elif not self.cache.deferred(request, hit):
+            return False
+        tokens, steps = self._patience.get(request, (hit.tokens, 0))
+        steps = steps + 1 if tokens == hit.tokens else 0
+        self._patience[request] = (hit.tokens, steps)
+        return steps < PATIENCE
 
     def _free_places(self) -> int:
         return self.limits.max_active - len(self.running)
@@ -244,6 +266,7 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish = reason
+        self._patience.pop(request, None)
         self.cache.release(request)
         self._gone.append(request)
 

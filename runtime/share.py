@@ -50,7 +50,9 @@ class Coming:
         grid, known = self._cache.grid, len(request.tokens)
         if grid is None or known - seen <= 1:
             return
-        place = min((seen // grid.block + 1) * grid.block, last_hit(known, grid.unit))
+        last, place = last_hit(known, grid.unit), (seen // grid.block + 1) * grid.block
+        if place > last or not self._cache.keeps(request, place):
+            place = last
         if place > seen:
             key = self._cache.chain(request).key(place // grid.unit)
             self._keys.setdefault(place, set()).add(key)

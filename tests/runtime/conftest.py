@@ -5,8 +5,9 @@
     hidden  =  state + 3, 5, 7 * (last three tokens) + sum of (j + 1) * latent_j    mod P
 
 All in float64 on whole numbers below 2**53, so nothing is rounded and NaN shows up wherever something freed
-is read. A verify row leaves its slot alone and records what :func:`settle` needs. With ``exports`` the
-forward obeys a step's export columns, as a compiled one does.
+is read. A verify row leaves its slot alone and records what :func:`settle` needs, or writes its states to
+scratch slots where pools have no records. With ``exports`` the forward obeys a step's export columns, as a
+compiled one does.
 """
 
 from __future__ import annotations
@@ -88,9 +89,14 @@ class ToyModel:
                     place = int(step.export_slot[r - num_verify])
                     state[place], window[place, :, 0] = s, last
             assert offset <= count
-            if r < num_verify:
+            if r < num_verify and len(kda.rec_u):
                 kda.rec_u[slot, :count, 0, 0] = torch.tensor(states)
                 kda.rec_x[slot, :count, 0] = step.tokens[at : at + count].double()
+            elif r < num_verify:
+                raw = [*window[slot, :, 0].tolist(), *tokens[at : at + count].tolist()]
+                for i, place in enumerate(step.scratch[r, :count].tolist()):
+                    assert place > 0
+                    state[place], window[place, :, 0] = states[i], raw[i + 1 : i + 4]
             else:
                 state[slot], window[slot, :, 0] = s, last
             where = np.arange(seen, seen + count)
@@ -172,8 +178,8 @@ def toy_engine(model: ToyModel | None = None, drafter=None, exports: bool = Fals
     """An engine over a toy model, with NaN in everything freed. drafter: proposes, when num_drafts allows."""
     small = {"page_size": 4, "num_pages": 64, "max_num_seqs": 4, "max_num_batched_tokens": 32, "poison": True}
     settings = EngineConfig(**{**small, **config})
-    engine = make_engine(model or ToyModel(), settings, exporting if exports else None)
-    if drafter is not None:
+    engine = make_engine(model or ToyModel(), settings, exporting if exports else None, drafter=drafter)
+    if settings.state_replay:  # the records of the toy are not those of a model
         engine.speculation = Speculation(drafter, functools.partial(settle, engine.pools))
     return engine
 
@@ -186,9 +192,15 @@ def run_all(engine, requests: list[Request], steps: int = 100_000) -> dict[str, 
     for _ in range(steps):
         if not engine.step():
             break
-    engine.cache.check()
-    assert (engine.cache.pages.used, engine.cache.slots.used) == (0, 0)
+    assert_nothing_left(engine)
     return heard
+
+
+def assert_nothing_left(engine) -> None:
+    """Requests own nothing any more, and the index can give everything back."""
+    cache = engine.cache
+    cache.check()
+    assert (cache.slots.used, cache.available) == (0, cache.pages.size - 1)
 
 
 @pytest.fixture(scope="session")
@@ -202,5 +214,6 @@ def toy() -> SimpleNamespace:
         engine=toy_engine,
         greedy=greedy,
         run=run_all,
+        assert_nothing_left=assert_nothing_left,
         replace=dataclasses.replace,
     )
