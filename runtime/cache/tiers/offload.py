@@ -192,9 +192,7 @@ class Offload:
                 self._changed.wait_for(lambda: self._copied or self._arrived, self._until_timeout(wait_s))
             copied, self._copied = self._copied, []
             arrived, self._arrived = self._arrived, []
-        self._pinned -= len(copied)
-        for done in copied:
-            done()
+        self._let_go(copied)
         late = [x for x in self._loading.values() if time.monotonic() - x.begun > self._timeout_s]
         finished = [x for x in arrived if not x.cancelled]
         for load in late:
@@ -214,11 +212,24 @@ class Offload:
         self.io.write_pages(pages, load.pages)
         self.io.write_state(slot, load.state)
 
-    def close(self, drain_s: float = 0.0) -> None:
-        """Take nothing more, give what waits ``drain_s`` seconds to be stored, drop the rest."""
+    def drain(self, wait_s: float) -> bool:
+        """Wait until everything offered is stored and its done() called; False when that takes longer."""
         self.flush()
         with self._changed:
-            self._changed.wait_for(lambda: not self._to_store and not self._storing, drain_s)
+            stored = self._changed.wait_for(lambda: not self._to_store and not self._storing, wait_s)
+            copied, self._copied = self._copied, []
+        self._let_go(copied)
+        return stored
+
+    def _let_go(self, copied: Sequence[Callable[[], None]]) -> None:
+        self._pinned -= len(copied)
+        for done in copied:
+            done()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take nothing more, give what waits ``drain_s`` seconds to be stored, drop the rest."""
+        self.drain(drain_s)
+        with self._changed:
             dropped = len(self._to_store)
             self._copied.extend(stored.done for stored in self._to_store)
             self._to_store.clear()

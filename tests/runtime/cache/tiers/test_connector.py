@@ -81,11 +81,7 @@ class Served:
         return kda.state[holding.slot].item() == total and bool((kda.window[holding.slot] == window).all())
 
     def settle(self) -> None:
-        with self.offload._changed:
-            assert self.offload._changed.wait_for(
-                lambda: not self.offload._to_store and not self.offload._storing, 20
-            )
-        self.connector.finished()
+        assert self.offload.drain(20)
 
     def serve(self, *requests: Request) -> None:
         for request in requests:

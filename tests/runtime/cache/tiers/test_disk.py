@@ -362,3 +362,22 @@ def test_a_folder_that_cannot_be_is_refused_by_name(tmp_path, what):
 def test_a_tier_without_a_byte_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least 1 byte"):
         tier(tmp_path, room=0)
+
+
+def test_a_read_that_fails_does_not_strike_out_the_file_written_meanwhile(tmp_path, monkeypatch):
+    disk = tier(tmp_path)
+    put(disk, 0)
+    real = os.open
+
+    def replaced(path, *rest, **named):
+        """The file leaves for want of room and is stored again before the reader gets to open it."""
+        monkeypatch.setattr(disk_module.os, "open", real)
+        disk._forget(path_of(tmp_path, 0).name)
+        put(disk, 0)
+        raise FileNotFoundError(errno.ENOENT, "gone")
+
+    monkeypatch.setattr(disk_module.os, "open", replaced)
+    with pytest.raises(Declined, match="not_found"):
+        disk.get(KEYS[0])
+    assert served(disk) == [0]
+    assert disk.bytes == path_of(tmp_path, 0).stat().st_size

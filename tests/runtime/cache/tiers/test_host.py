@@ -90,3 +90,10 @@ def test_the_bound_holds_while_threads_put_and_get_the_same_keys():
 def test_a_tier_without_a_byte_is_refused():
     with pytest.raises(ValueError, match="at least 1 byte"):
         HostTier(0)
+
+
+def test_what_is_put_again_counts_as_used():
+    tier, keys = HostTier(2 * SIZE), [Key(chain(1, name)[0], "pages") for name in "abc"]
+    for key in (keys[0], keys[1], keys[0], keys[2]):
+        tier.put(key, entry_of(key, 100), None)
+    assert [key in tier for key in keys] == [True, False, True]

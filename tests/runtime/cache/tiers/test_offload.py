@@ -57,9 +57,7 @@ def store(offload: Offload, *offers: Offer) -> list[Offer]:
 
 def settle(offload: Offload) -> None:
     """Until the store thread has nothing in hand and every done() was called."""
-    with offload._changed:
-        assert offload._changed.wait_for(lambda: not offload._to_store and not offload._storing, 20)
-    offload.poll()
+    assert offload.drain(20)
     assert offload._pinned == 0
 
 
