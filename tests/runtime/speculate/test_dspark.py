@@ -8,6 +8,7 @@ from draft_reference import Reference, small_draft
 from draft_serving import FIVE, PAGE, Serving, pages_of, row, tapped, taps_of, tokens_of
 from k3compile.runtime.request import Request, SamplingParams
 from k3compile.runtime.speculate.dspark import DSparkDrafter
+from k3compile.runtime.speculate.dspark_model import DSparkModel
 from small_models import Row, make_step
 
 EXACT = 1e-10
@@ -231,3 +232,24 @@ def test_a_tap_is_the_raw_sum_that_the_next_layer_banks():
         _, taps = model(make_step([Row(tokens_of(1, 20), 1, 0, range(1, 20))]), pools, layer=layer)
     assert torch.equal(taps[0], banked[1])  # layers 0, 2 and 4 bank their input
     assert torch.equal(taps[1], banked[2])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "resident", "bound"),
+    [(torch.float32, None, 2e-5), (torch.float32, torch.bfloat16, 0.05), (torch.bfloat16, None, 0.1)],
+    ids=str,
+)
+def test_other_dtypes_draft_about_the_same(target, draft, dtype, resident, bound):
+    warm = (1, tokens_of(1, 13), SamplingParams(temperature=1.0, seed=5))
+    exact = Serving(target, draft, 1)
+    exact.run(row(1, 0, 12))
+    other = DSparkModel(draft.config, dtype, resident=resident)
+    other.load_state_dict(draft.state_dict())
+    rounded = Serving(target, other, 1)
+    rounded.run(row(1, 0, 12))
+    (a,), (b,) = exact.propose(warm), rounded.propose(warm)
+    assert rounded.drafter.pools[0].pages.dtype == dtype
+    assert b.probs.dtype == torch.float32
+    assert b.confidence.dtype == torch.float32
+    assert (a.probs - b.probs).abs().max() < bound
+    assert (a.confidence - b.confidence).abs().max() < bound
