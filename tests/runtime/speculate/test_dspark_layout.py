@@ -7,6 +7,7 @@ import torch
 from draft_reference import DSPARK_JSON, small_draft
 from k3compile.runtime.speculate.dspark_config import DSparkConfig
 from k3compile.runtime.speculate.dspark_layout import SHARED, entries, num_parameters
+from k3compile.runtime.speculate.dspark_model import DSparkModel
 from small_models import SMALL
 
 RELEASED = json.loads(DSPARK_JSON.read_text())
@@ -62,3 +63,9 @@ def test_every_parameter_is_filled_exactly_once():
         assert part.numel() == torch.Size(entry.shape).numel(), entry.name
         sizes[entry.parameter] += part.numel()
     assert sizes == {name: parameter.numel() for name, parameter in parameters.items()}
+
+
+def test_the_released_draft_without_its_copy_of_the_embedding_is_what_a_model_holds():
+    model = DSparkModel(DSparkConfig.from_dict(RELEASED), torch.bfloat16, "meta")
+    assert sum(p.numel() for p in model.parameters()) == 3_562_312_961 - 163840 * 7168
+    assert sum(p.pages[0].numel() for p in model.make_pools(2, 1)) * 2 == 5760  # bytes a token
