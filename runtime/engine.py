@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .cache import writes
 from .cache.cache import Cache
+from .cache.tiers.connector import Connector
 from .engine_config import EngineConfig
 from .request import FinishReason, Request
 from .sampler import Choice, Sampler, TokenLogprobs
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 ForwardFn = Callable[[Step], tuple[Tensor, Tensor]]
 
+LOAD_WAIT_S = 0.01  # how long an engine with nothing else to do sleeps before it looks at its inbox again
+STORE_S = 5.0  # how long what was published may take to be stored when the engine stops
+
 
 class Ran(NamedTuple):
     """What a forward pass gave."""
@@ -50,7 +54,7 @@ class Engine:
 
     forward(step) -> (hidden [T, D], taps); logits(hidden [N, D]) -> [N, vocab_size]. eos_ids end a request
     unless it ignores them. pools: the tensors behind the cache, cleared as it says. config.max_model_len
-    None: what the pages hold.
+    None: what the pages hold. tiers: keep what the pools forget.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Engine:
         pools: writes.Pools = (),
         device: str | torch.device = "cpu",
         speculation: Speculation | None = None,
+        tiers: Connector | None = None,
     ) -> None:
         self.config = config
         self.pools = pools
@@ -75,6 +80,7 @@ class Engine:
         self.scheduler = Scheduler(config.limits(self.max_model_len), cache, self.eos_ids)
         self.sampler = Sampler(self.eos_ids, config.verification)
         self.speculation = speculation or Speculation()
+        self.tiers = self.scheduler.tiers = tiers
         self._next_forward = forward
         self._logits = logits
         self._device = device
@@ -86,6 +92,7 @@ class Engine:
         self._closed: str | None = None  # why no more requests are taken
         self._deadline: float | None = None  # when draining gives up
         self._counters = Counters()
+        self._stalled = False  # the last plan had no work
         self._switch()
         if config.poison:
             writes.poison_all(pools)
@@ -158,6 +165,10 @@ class Engine:
             self._thread = None
         else:
             self._end_all("abort", None)
+        if self.tiers is not None:
+            self._write()
+            self.tiers.publish()
+            self.tiers.close(STORE_S)
 
     @property
     def alive(self) -> bool:
@@ -197,16 +208,21 @@ class Engine:
             prefix_declines=dict(cache.declines),
             drafts_proposed=tuple(c.drafts_proposed),
             drafts_accepted=tuple(c.drafts_accepted),
+            offload=self.tiers.offload.stats() if self.tiers else None,
         )
 
     def step(self) -> bool:
         """Take what came in and run one step; False when there is nothing to run. One thread at a time."""
         self._take_inbox()
         self._switch()
+        self._take_loads()
         if self.scheduler.idle:
             return False
         work = self.scheduler.plan()
-        if not work:  # somebody yields everything, or gets an error because nothing helps
+        self._stalled = not work
+        if (
+            not work
+        ):  # a tier is waited for, somebody yields everything, or nothing helps and there is an error
             self._finish([], {})
             return True
         self._counters.step_started = time.monotonic()
@@ -238,6 +254,8 @@ class Engine:
         self._counters.rows += sum(v.work.count for v in verdicts)
         progress = self.scheduler.commit(verdicts)
         self._write()
+        if self.tiers is not None:
+            self.tiers.publish()
         for verdict in verdicts:
             if (drafts := verdict.work.drafts) and (choice := choices.get(verdict.work.request)):
                 self._counters.count_drafts(drafts, len(choice.tokens) - 1)
@@ -294,6 +312,17 @@ class Engine:
                 self.scheduler.add(item.request)
             elif item.id in self._live:
                 self._end(self._live[item.id], item.reason, None)
+
+    @torch.no_grad()
+    def _take_loads(self) -> None:
+        """Let requests run for which a tier has brought a prefix, or has failed to."""
+        if self.tiers is None:
+            return
+        for request, load in self.tiers.finished(LOAD_WAIT_S if self._stalled else 0.0):
+            self._write()  # what was ordered for the slot when the request was let in comes first
+            if load.failed is None:
+                self.tiers.write(request, load)
+            self.scheduler.loaded(request, request.seen if load.failed else load.end)
 
     def _end(self, live: Live, reason: FinishReason, error: str | None) -> None:
         if self.scheduler.abort(live.request, reason):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from .cache.cache import Cache
 from .cache.checkpoints import Grid
 from .cache.sizing import size_pools
+from .cache.tiers.build import build_tiers
 from .engine import Engine, ForwardFn
 from .engine_config import EngineConfig
 from .speculate.adaptive import make_adaptive
@@ -67,6 +70,7 @@ def make_engine(
     drafter = drafter or make_drafter(model, draft, pools, config)
     device, vocab_size = device_of(pools), model.config.vocab_size
     adaptive = make_adaptive(drafter, forward, model.logits, config, vocab_size, device)
+    tiers = build_tiers(config, cache, own, model.config, weights_of(model, draft), pools[len(own) :])
     return Engine(
         forward,
         model.logits,
@@ -77,7 +81,15 @@ def make_engine(
         pools=pools,
         device=device,
         speculation=Speculation(drafter, settler(own, config.state_replay, cache.holding), adaptive),
+        tiers=tiers,
     )
+
+
+def weights_of(*models: Any) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of all weights that what is cached depends on; of models that have any."""
+    for index, model in enumerate(models):
+        for name, tensor in getattr(model, "named_parameters", list)():
+            yield f"{index}.{name}", tensor
 
 
 def device_of(pools: Any) -> Any:
