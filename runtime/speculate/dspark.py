@@ -14,11 +14,13 @@ import hashlib
 import logging
 import random
 import secrets
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
+from k3compile.kernels import acc
 from torch import Tensor
 
 from ..attention import joined_cu
@@ -99,9 +101,11 @@ class DSparkDrafter:
     def places(self, requests: Sequence[Request], holdings: Sequence[Holding]) -> tuple[Tensor, Tensor]:
         """(seen [R], page table [R, P]) of requests."""
         device, width = self.draft.place.device, max(len(h.pages) for h in holdings)
-        table = [[*h.pages, *[0] * (width - len(h.pages))] for h in holdings]
+        table = array("q", bytes(8 * len(holdings) * width))
+        for i, holding in enumerate(holdings):
+            table[i * width : i * width + len(holding.pages)] = holding.pages
         seen = torch.tensor([r.seen for r in requests], dtype=torch.int64, device=device)
-        return seen, torch.tensor(table, dtype=torch.int64, device=device)
+        return seen, torch.frombuffer(table, dtype=torch.int64).view(-1, width).to(device)
 
     def block(self, anchors: Sequence[int], seen: Tensor, table: Tensor) -> Tensor:
         """One pass over a block for each anchor token at position seen [R], table [R, P] -> hid [R, K, D]"""
@@ -127,7 +131,8 @@ class DSparkDrafter:
         drawn = torch.tensor(chance, dtype=torch.int64, device=hid.device)
         uniforms = torch.tensor([self.uniforms(requests[i]) for i in chance], dtype=torch.float64)
         uniforms = uniforms.view(len(chance), hid.shape[1]).to(hid.device)
-        heat = base.new_tensor([max(requests[i].params.temperature, 1e-30) for i in chance])[:, None]
+        heat = [[max(requests[i].params.temperature, 1e-30)] for i in chance]
+        heat = torch.tensor(heat, dtype=acc(base.dtype), device=hid.device)  # [chance, 1]
         tokens, markovs, probs = [], [], []
         for k in range(hid.shape[1]):
             markovs.append(self.draft.markov(before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from types import SimpleNamespace
 
 import torch
@@ -53,8 +54,8 @@ class Serving:
         return self.drafter.propose(requests, held)
 
 
-def pages_of(slot: int) -> list[int]:
-    return list(range(10 * slot, 10 * slot + 10))
+def pages_of(slot: int) -> array:
+    return array("q", range(10 * slot, 10 * slot + 10))
 
 
 def row(slot: int, begin: int, end: int, tokens=None, verify=False) -> Row:

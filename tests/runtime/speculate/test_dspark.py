@@ -1,5 +1,6 @@
 """The DSpark drafter against a reference that knows neither pages nor batches nor pools."""
 
+from array import array
 from types import SimpleNamespace
 
 import pytest
@@ -105,7 +106,7 @@ def test_pages_that_came_from_another_request_serve_a_prefix_hit(target, draft):
     (want,) = serving.propose((1, tokens_of(1, 21), GREEDY))
     request = Request("hit", tokens_of(1, 21), GREEDY)
     request.seen = 20
-    table = [*pages_of(1)[:4], 61]  # 16 tokens shared, the rest run again on a page of its own
+    table = array("q", [*pages_of(1)[:4], 61])  # 16 tokens shared, the rest run again on a page of its own
     for pool in serving.drafter.pools:
         pool.pages[61] = torch.nan
     step = make_step([Row(tokens_of(1, 20)[16:], 2, 16, table)])

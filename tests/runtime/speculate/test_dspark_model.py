@@ -85,7 +85,7 @@ def test_training_logits_are_what_serving_drafts_from(target):
     draft = small_draft(FIVE)
     serving = Serving(target, draft, 8)
     serving.run(row(1, 0, 13))
-    hid = serving.drafter.block([tokens_of(1, 14)[13]], torch.tensor([13]), torch.tensor([pages_of(1)]))
+    hid = serving.drafter.block([tokens_of(1, 14)[13]], torch.tensor([13]), torch.tensor(pages_of(1))[None])
     tokens, taps = sequences(target)
     # without ``block`` it is the checkpoint's; places past the end only have to be there
     got = draft.training_logits(taps, tokens, torch.tensor([13]), target)
