@@ -90,7 +90,7 @@ class ToyModel:
                     state[place], window[place, :, 0] = s, last
             assert offset <= count
             if r < num_verify and len(kda.rec_u):
-                kda.rec_u[slot, :count, 0, 0] = torch.tensor(states)
+                kda.rec_u[slot, :count, 0, 0] = torch.tensor(states, dtype=torch.float64)
                 kda.rec_x[slot, :count, 0] = step.tokens[at : at + count].double()
             elif r < num_verify:
                 raw = [*window[slot, :, 0].tolist(), *tokens[at : at + count].tolist()]
