@@ -33,7 +33,7 @@ from .draft import Draft
 from .dspark_model import DSparkModel
 
 if TYPE_CHECKING:
-    from ..cache.cache import Holding
+    from ..cache.holding import Holding
 
 log = logging.getLogger(__name__)
 

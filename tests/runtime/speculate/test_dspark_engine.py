@@ -149,3 +149,18 @@ def test_context_rows_are_in_the_pages_before_a_step_is_committed(parts):
     engine.scheduler.commit = lambda *args: order.append("commit") or commit(*args)
     serve(engine, [[5, 6, 7]], GREEDY)
     assert order == ["observe", "commit"] * (len(order) // 2)
+
+
+def test_context_rows_come_back_from_the_disk_with_their_pages(parts, plain, tmp_path):
+    prefixes = {"prefix_cache": True, "block_size": 64, "prefix_match_unit": 16}
+    config = EngineConfig(num_drafts=5, offload_dir=str(tmp_path), **prefixes, **SIZES)
+    first = make_engine(parts.target, config, draft=parts.draft)
+    assert serve(first, prompts(), GREEDY) == plain
+    first.stop()
+    second = make_engine(parts.target, config, draft=parts.draft)
+    made = record_drafts(second)
+    assert serve(second, prompts(), GREEDY) == plain
+    assert any(request.cached_tokens for request, _, _ in made)
+    assert second.speculation.drafter.broken == 0
+    assert_made_alone(made, parts)
+    second.stop()
