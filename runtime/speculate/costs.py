@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache.cache import Holding
+from ..cache.holding import Holding
 from ..engine_config import EngineConfig
 from ..request import Request
 from ..scheduler import Work
@@ -104,7 +104,7 @@ def measure_draft(drafter: Drafter, config: EngineConfig) -> CostTable:
     """What drafting costs, from one request to as many as run at once; on the terms of the above."""
     context = context_of(config)
     requests = [null_request(context, 0) for _ in range(config.max_num_seqs)]
-    holdings = [Holding(0, null_pages(context + 1, config))] * len(requests)
+    holdings = [Holding(0, [0], null_pages(context + 1, config))] * len(requests)
     sizes = powers_up_to(config.max_num_seqs)
     table = measure(lambda n: drafter.propose(requests[:n], holdings[:n]), sizes)
     for request in requests:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..cache.cache import Holding
+    from ..cache.holding import Holding
     from ..request import Request
     from ..step import Step
 

@@ -24,7 +24,7 @@ from ..request import Request
 from .draft import Draft
 
 if TYPE_CHECKING:
-    from ..cache.cache import Holding
+    from ..cache.holding import Holding
     from ..step import Step
 
 BASE = 0x9E3779B97F4A7C15  # odd, so no token is lost in the multiplication

@@ -7,12 +7,15 @@ fit(...)    -> p value of the counts: above 1e-3 is no reason for doubt
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pytest
 import torch
+from k3compile.runtime.request import Request, SamplingParams
 from k3compile.runtime.speculate import verify as rules
+from k3compile.runtime.speculate.draft import Draft
 from torch import Tensor
 
 ENOUGH = 5.0  # the least expected count of a cell; rarer ones are put together
@@ -68,3 +71,56 @@ def forget_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
         return target[torch.arange(len(target), device=target.device), accepted]
 
     monkeypatch.setattr(rules, "residual", target_itself)
+
+
+class Guesser:
+    """A drafter that knows the model and is wrong on purpose: it gives the likeliest id the chance of the
+    least likely one that can come, and so on.
+
+    drawn: drafts are drawn from that and come with it; otherwise two in three are the model's best ids.
+    """
+
+    lookahead, taps = 0, ()
+
+    def __init__(
+        self,
+        next_probabilities: Callable[[tuple[int, ...]], Tensor],
+        num_drafts: int,
+        drawn: bool,
+        seed: int = 0,
+    ) -> None:
+        self.next_probabilities = functools.cache(next_probabilities)
+        self.num_drafts, self.drawn = num_drafts, drawn
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def observe(self, step, taps) -> None: ...
+
+    def forget(self, request) -> None: ...
+
+    def propose(self, requests, holdings) -> list[Draft | None]:
+        return [self._propose(tuple(r.output), r.room - 1) for r in requests]
+
+    def _propose(self, prefix: tuple[int, ...], room: int) -> Draft | None:
+        tokens, probs = [], []
+        for _ in range(min(self.num_drafts, room)):
+            p = self.next_probabilities((*prefix, *tokens))
+            ids = p.argsort(descending=True)[: int((p > 0).sum())]
+            probs.append(torch.zeros_like(p).index_copy(0, ids, p[ids.flip(0)]))
+            if self.drawn or torch.rand((), generator=self.generator) < 1 / 3:
+                tokens.append(int(probs[-1].multinomial(1, generator=self.generator)))
+            else:
+                tokens.append(int(p.argmax()))
+        if not tokens:
+            return None
+        return Draft(tokens, torch.stack(probs) if self.drawn else None)
+
+
+def answers(engine, prompt: list[int], count: int, **params) -> list[list[int]]:
+    """What ``count`` requests with seeds 0, 1, ... get from ``engine``, turned by hand until all ended."""
+    requests = [Request(f"r{i}", prompt, SamplingParams(seed=i, **params)) for i in range(count)]
+    for request in requests:
+        engine.submit(request, lambda update: None)
+    while engine.step():
+        pass
+    assert not [r for r in requests if r.finish not in ("stop", "length")]
+    return [r.output for r in requests]

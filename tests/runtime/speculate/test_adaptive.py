@@ -7,10 +7,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.request import Request
-from k3compile.runtime.speculate.adaptive import Adaptive, Record, first
+from k3compile.runtime.speculate.adaptive import Adaptive, Record, first, make_adaptive
 from k3compile.runtime.speculate.costs import CostTable
 from k3compile.runtime.speculate.draft import Draft
+from k3compile.runtime.speculate.ngram import NgramDrafter
 
 FREE = CostTable((1, 2), (1.0, 1.0))  # rows cost nothing
 LINEAR = CostTable((1, 101), (1.0, 11.0))  # 0.1 a row on top of 0.9
@@ -202,3 +204,24 @@ def test_a_thousand_requests_take_one_look_at_the_table(monkeypatch):
     requests = [request(str(i)) for i in range(1024)]
     assert Adaptive(FREE).allot(requests, [guessed(16)] * 1024) == [16] * 1024
     assert looks == [1024 * 16 + 1]
+
+
+@pytest.mark.parametrize(("wanted", "drafter"), [(False, NgramDrafter(2)), (True, None)])
+def test_nothing_is_measured_where_there_is_nothing_to_decide(wanted, drafter):
+    config = EngineConfig(num_drafts=2, adaptive_verification=wanted)
+    assert make_adaptive(drafter, None, None, config, 5) is None
+
+
+def test_an_engines_costs_are_those_of_its_own_forward_and_drafter():
+    config = EngineConfig(max_num_seqs=2, num_drafts=2, adaptive_verification=True, max_model_len=64)
+    rows = []
+
+    def forward(step):
+        rows.append(len(step.tokens))
+        return torch.zeros(len(step.tokens), 3), torch.empty(0)
+
+    adaptive = make_adaptive(NgramDrafter(2), forward, lambda hidden: hidden, config, 3)
+    assert adaptive.verify.rows == (1, 2, 4, 6)
+    assert set(rows) == {1, 2, 4, 6}
+    assert adaptive.draft.rows == (1, 2)
+    assert adaptive.most_rows == (1 << 28) // 3

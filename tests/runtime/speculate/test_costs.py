@@ -5,7 +5,16 @@ import pytest
 import torch
 from k3compile.runtime.cache.pools import KdaPools
 from k3compile.runtime.engine_config import EngineConfig
-from k3compile.runtime.speculate.costs import CostTable, measure, measure_forward, null_work, row_counts
+from k3compile.runtime.speculate.costs import (
+    CostTable,
+    context_of,
+    measure,
+    measure_draft,
+    measure_forward,
+    null_work,
+    row_counts,
+)
+from k3compile.runtime.speculate.ngram import NgramDrafter
 from k3compile.runtime.step import build
 from small_models import small_model
 
@@ -85,3 +94,27 @@ def test_a_real_model_is_timed_and_what_requests_will_read_stays_as_it_is(replay
         for was, tensor in zip(old, new):
             states = isinstance(new, KdaPools) and not replay  # written before whoever gets them clears them
             assert states or torch.equal(was[1:], tensor[1:])
+
+
+def test_a_drafter_is_timed_for_one_request_to_all_and_forgets_them():
+    config = EngineConfig(max_num_seqs=3, num_drafts=2, page_size=4, max_model_len=40)
+    drafter = NgramDrafter(2)
+    asked, propose = [], drafter.propose
+
+    def watched(requests, holdings):
+        asked.append(len(requests))
+        assert [len(h.pages) * 4 >= r.seen + 1 for r, h in zip(requests, holdings, strict=True)]
+        return propose(requests, holdings)
+
+    drafter.propose = watched
+    table = measure_draft(drafter, config)
+    assert table.rows == (1, 2, 3)
+    assert asked == [1] * 6 + [2] * 6 + [3] * 6
+    assert len(drafter._indices) == 0
+
+
+def test_where_the_null_page_is_poisoned_no_context_is_read():
+    settings = {"max_model_len": 40, "num_drafts": 3}
+    assert context_of(EngineConfig(**settings)) == 36
+    assert context_of(EngineConfig(**settings, poison=True)) == 0
+    assert context_of(EngineConfig(max_model_len=1 << 20)) == 8192
