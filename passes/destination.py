@@ -8,8 +8,9 @@
 
 ``op_into`` takes the whole buffer and the first row: a slice of data-dependent length handed to a mutating
 op raises, and a strided view of data-dependent offset is silently misplaced by Inductor. The call stays
-where the op stood if the buffer exists there, else it moves to the scatter. The graph stays functional, so
-a wrong guess about reuse costs a copy and never a result.
+where the op stood if the buffer exists there, else it moves to the scatter; where it must not, as another op
+reads the state that it leaves, an empty buffer is made earlier. The graph stays functional, so a wrong guess
+about reuse costs a copy and never a result.
 """
 
 from __future__ import annotations
@@ -27,16 +28,25 @@ from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
 BUFFER, START = "out", "start"  # the two arguments an ``_into`` twin has beyond its op's
+aten = torch.ops.aten
+EMPTY = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_permuted.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}  # memory that holds nothing yet: nobody can tell when it was made
 
 
 @dataclass(frozen=True)
 class Destination:
     """A scatter whose source op can write the buffer itself. call is the op's node, place where to put the
-    twin."""
+    twin, earlier whether the buffer has to be made before it."""
 
     call: fx.Node
     twin: torch._ops.OpOverload
     place: fx.Node
+    earlier: bool = False
 
 
 def destination(site: IndexSite, aliases: Aliases, prover: Prover) -> Destination | str:
@@ -51,7 +61,9 @@ def destination(site: IndexSite, aliases: Aliases, prover: Prover) -> Destinatio
     if problem:
         return problem
     place = place_for(site, call, aliases)
-    return place if isinstance(place, str) else Destination(call, twin, place)
+    if not isinstance(place, str):
+        return Destination(call, twin, place)
+    return Destination(call, twin, call, earlier=True) if may_move(site.base, call, aliases) else place
 
 
 def producer(source: fx.Node) -> fx.Node | None:
@@ -115,10 +127,17 @@ def place_for(site: IndexSite, call: fx.Node, aliases: Aliases) -> fx.Node | str
     return site.node
 
 
+def may_move(buffer: fx.Node, call: fx.Node, aliases: Aliases) -> bool:
+    """Whether the buffer could as well be made before ``call``."""
+    return buffer.target in EMPTY and all(aliases.before(size, call) for size in buffer.all_input_nodes)
+
+
 def write_through(site: IndexSite, found: Destination, start: fx.Node | int) -> fx.Node:
     """Replace op and scatter by the twin, in place; returns the twin's node. ``start`` is known at
     ``found.place``."""
     graph, call = site.node.graph, found.call
+    if found.earlier:
+        call.prepend(site.base)
     functional = call.target is auto_functionalized_v2
     kwargs = dict(call.kwargs) if functional else arguments(call)
     bases = [*kwargs.pop("_all_bases", ())]

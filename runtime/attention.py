@@ -58,7 +58,6 @@ class Kda(nn.Module):
 
         verify, other = rows_of(step, x.shape[0], x.device)
         slots_verify, slots_other = split_slots(step)
-        o = x.new_empty(x.shape[0], self.heads, self.width)  # before both ops, so that both can write into it
         o_verify = self.verify(
             qkv.index_select(0, verify),
             g.index_select(0, verify),
@@ -76,6 +75,7 @@ class Kda(nn.Module):
             slots_other,
             step.cu_other,
         )
+        o = x.new_empty(x.shape[0], self.heads, self.width)
         o.index_copy_(0, verify, o_verify)
         o.index_copy_(0, other, o_other)
 

@@ -54,6 +54,39 @@ def test_the_call_moves_to_a_buffer_that_is_made_later():
     assert run(f, ["kda_prefill_into"]).startswith("k3.kda_prefill_into writes")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda q: q.new_empty(2 * T, H, V),
+        lambda q: torch.empty(2 * T, H, V),
+        lambda q: torch.empty_strided((2 * T, H, V), (H * V, V, 1)),
+    ],
+)
+def test_an_empty_buffer_is_made_earlier_where_the_call_cannot_move_past_a_reader_of_its_state(make):
+    def f(q, k, v, g, beta, state, slots, cu):
+        first = ops.kda_prefill(q, k, v, g, beta, state, slots, cu)
+        second = ops.kda_prefill(q, k, v, g, beta, state, slots, cu)
+        out = make(q)
+        out.index_copy_(0, rows(0), first)
+        out.index_copy_(0, rows(T), second)
+        return out * 2
+
+    compiled = check(f, args())
+    assert [r.detail.split(" of ")[0] for r in compiled.remarks()] == [
+        f"k3.kda_prefill_into writes rows {found}" for found in ("[0, 5)", "[5, 10)")
+    ]
+
+
+def test_a_buffer_with_contents_stays_where_it_is():
+    def f(q, k, v, g, beta, state, slots, cu):
+        first = ops.kda_prefill(q, k, v, g, beta, state, slots, cu)
+        second = ops.kda_prefill(q, k, v, g, beta, state, slots, cu)
+        return (second.sum() * q.new_ones(9, H, V)).index_copy(0, rows(), first) * 2
+
+    (remark,) = check(f, args()).remarks()
+    assert remark.detail == "slice_scatter (another result of the op is needed before the buffer exists)"
+
+
 def test_an_op_that_exports_writes_the_buffer_and_its_checkpoints():
     def f(q, k, v, g, beta, state, slots, cu):
         out = q.new_zeros(9, H, V)
