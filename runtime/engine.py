@@ -220,9 +220,7 @@ class Engine:
             return False
         work = self.scheduler.plan()
         self._stalled = not work
-        if (
-            not work
-        ):  # a tier is waited for, somebody yields everything, or nothing helps and there is an error
+        if not work:  # a tier is waited for, somebody yields everything, or gets an error as nothing helps
             self._finish([], {})
             return True
         self._counters.step_started = time.monotonic()

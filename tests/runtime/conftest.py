@@ -199,6 +199,8 @@ def run_all(engine, requests: list[Request], steps: int = 100_000) -> dict[str, 
 def assert_nothing_left(engine) -> None:
     """Requests own nothing any more, and the index can give everything back."""
     cache = engine.cache
+    if engine.tiers is not None:
+        assert engine.tiers.drain(20), "what is being stored is not given back"
     cache.check()
     assert (cache.slots.used, cache.available) == (0, cache.pages.size - 1)
 

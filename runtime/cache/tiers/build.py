@@ -47,11 +47,11 @@ def build_tiers(
     unit = cache.grid.unit
     io = PoolIO(pools, unit, draft_pools)
     host_bytes, disk_bytes = config.offload_host_bytes, config.offload_disk_bytes or DEFAULT_DISK_BYTES
-    least = io.nbytes("pages") + io.nbytes("state") + 2 * HEADER_BYTES
-    asked = {"offload_host_bytes": host_bytes or least}
-    if config.offload_dir is not None:
-        asked["offload_disk_bytes"] = disk_bytes
-    if wrong := [f"{name}={given:,}" for name, given in asked.items() if given < least]:
+    least = io.nbytes("pages") + io.nbytes("state")
+    wrong = [f"offload_host_bytes={host_bytes:,}"] if 0 < host_bytes < least else []
+    if config.offload_dir is not None and disk_bytes < least + 2 * HEADER_BYTES:
+        wrong.append(f"offload_disk_bytes={disk_bytes:,}")
+    if wrong:
         raise ValueError(
             f"{' and '.join(wrong)}: one block of {unit} tokens with its state takes {least:,} B"
         )

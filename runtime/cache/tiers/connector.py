@@ -10,12 +10,15 @@ Everything here runs on the engine thread.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ...request import Request
 from ..checkpoints import last_hit
+from ..node import Node
+from .entry import Declined
 from .offload import Load, Offer, Offload
 
 if TYPE_CHECKING:
@@ -32,19 +35,48 @@ class Connector:
         self.cache, self.offload = cache, offload
         self._asked: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
         self._waiting: dict[str, Request] = {}
+        self._backlog: dict[Node, bool] = {}  # published and not offered yet, in order; whether with a state
         cache.index.record = True
 
     def publish(self) -> None:
-        """Offer what the index got since the last call. Its pages and states must have been written."""
-        index = self.cache.index
-        for node in self.cache.take_published():
-            parent = node.parent.key if node.parent is not None else None
+        """Offer what the index got since the last call. Its pages and states must have been written.
+
+        What there is no place for in the queue waits without a pin: it is offered later, unless the device
+        has forgotten it by then. A block that is left out makes all that follow it worthless.
+        """
+        self._backlog.update((node, bool(node.state)) for node in self.cache.take_published())
+        self._send()
+
+    @property
+    def busy(self) -> bool:
+        """Whether published blocks wait to be offered."""
+        return bool(self._backlog)
+
+    def drain(self, wait_s: float) -> bool:
+        """Wait until everything published is stored; False when that takes longer."""
+        ends = time.monotonic() + wait_s
+        while True:
+            self._send()
+            if not self.offload.drain(ends - time.monotonic()):
+                return False
+            if not self._backlog:
+                return True
+
+    def _send(self) -> None:
+        index, offload = self.cache.index, self.offload
+        while self._backlog and offload.room > 0:
+            node = next(iter(self._backlog))
+            had_state, there = self._backlog.pop(node), index.get(node.key) is node
+            if not there or (had_state and not node.state):
+                offload.tally.decline("store", Declined("evicted", "the device was faster to forget it"))
+            if not there:
+                continue
             index.pin(node)
-            if not self.offload.offer(
-                Offer(node.key, parent, node.pages, node.state), partial(index.unpin, node)
-            ):
+            parent = node.parent.key if node.parent is not None else None
+            offer = Offer(node.key, parent, node.pages, node.state)
+            if not offload.offer(offer, partial(index.unpin, node)):
                 index.unpin(node)
-        self.offload.flush()
+        offload.flush()
 
     def reach(self, request: Request, hit: Hit) -> int:
         """Tokens of the longest prefix that hit and tiers give together; hit.tokens when they have no more.
@@ -75,8 +107,10 @@ class Connector:
             self.offload.cancel(request.id)
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[Request, Load]]:
-        """Loads that came in or failed; also lets the nodes go that have been copied."""
-        return [(self._waiting.pop(load.request_id), load) for load in self.offload.poll(wait_s)]
+        """Loads that came in or failed; also lets the nodes go that have been copied, and offers others."""
+        loads = self.offload.poll(wait_s)
+        self._send()
+        return [(self._waiting.pop(load.request_id), load) for load in loads]
 
     def write(self, request: Request, load: Load) -> None:
         """Put a load that did not fail into what the request owns. All orders of the cache must have been
@@ -87,6 +121,11 @@ class Connector:
         self.offload.write(load, pages, holding.slot)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Stop the threads; see :meth:`Offload.close`."""
-        self.offload.close(drain_s)
+        """Store what is left in at most so many seconds, and stop the threads."""
+        ends = time.monotonic() + drain_s
+        self.drain(drain_s)
+        self.offload.close(max(ends - time.monotonic(), 0.0))
+        for _ in self._backlog:
+            self.offload.tally.decline("store", Declined("closed", "the engine stopped before it was stored"))
+        self._backlog.clear()
         self._waiting.clear()

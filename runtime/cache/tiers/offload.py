@@ -1,11 +1,11 @@
 """Stores what the prefix index publishes and loads what it has forgotten, on threads of its own.
 
-    engine thread                       store thread                 load thread
-    offer(node)   pinned by the caller
-    flush()       after the writes  ->  pool -> host tier, disk tier
-    poll()        calls done()      <-  copied: the node may go
-    longest(), start_load()         -------------------------------> tier -> staging, checked
-    poll()        writes staging into pages and slot  <------------- whole, or failed
+    engine thread                       threads
+    offer()       pinned by the caller
+    flush()       after the writes  ->  store: pool -> host tier          write: -> disk tier
+    poll()        calls done()      <-  copied, so the node may go
+    longest(), start_load()         ->  load: tier -> staging, checked
+    poll(), write()                 <-  whole, or failed
 
 The threads never write into a pool, and touch no books of the cache. So a request whose load is cancelled
 gives its pages back at once, and a load that fails in any way leaves nothing behind: the request computes
@@ -17,17 +17,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from .disk import DiskTier
-from .entry import Declined, Entry, Key
+from .entry import Declined, Entry, Key, nbytes
 from .host import HostTier
 from .pool_io import PoolIO, join_blocks
 from .tally import OffloadStats, Tally
+from .worker import Worker
 
 log = logging.getLogger(__name__)
+
+WRITE_BYTES = 256 << 20  # copied and not yet on the disk; while there is more, nothing is copied
 
 
 class Offer(NamedTuple):
@@ -93,21 +96,20 @@ class Offload:
         self._queue, self._max_loads, self._timeout_s, self._on_ready = queue, loads, timeout_s, on_ready
         self._offered: list[tuple[Offer, Callable[[], None]]] = []  # engine thread only
         self._loading: dict[str, Load] = {}  # engine thread only
-        self._changed = threading.Condition()  # guards the four below
-        self._to_store: deque[Stored] = deque()
-        self._to_load: deque[Load] = deque()
+        self._pinned = 0  # offers whose done() has not been called; engine thread only
+        self._trust_after = 0.0  # monotonic seconds: no loads before, as one hung
+        self._closed = False
+        self._changed = threading.Condition()  # guards the two below
         self._copied: list[Callable[[], None]] = []
         self._arrived: list[Load] = []
-        self._pinned = 0  # offers whose done() has not been called
-        self._storing = False
-        self._closed = False
-        self._trust_after = 0.0  # monotonic seconds: no loads before, as one hung
-        self._threads = [
-            threading.Thread(target=self._work, args=(what, queue), name=f"k3-offload-{what}", daemon=True)
-            for what, queue in (("store", self._to_store), ("load", self._to_load))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._storer = Worker("store", self._store, partial(self._sorry, "store"))
+        self._writer = Worker("write", self._write_entry, partial(self._sorry, "store"), most=WRITE_BYTES)
+        self._loader = Worker("load", self._load, partial(self._sorry, "load"))
+
+    @property
+    def room(self) -> int:
+        """Offers that are not declined for want of a place in the queue."""
+        return self._queue - self._pinned
 
     def offer(self, offer: Offer, done: Callable[[], None]) -> bool:
         """Ask for a block to be stored; its pages and slot must stay as they are until ``done`` is called,
@@ -129,11 +131,9 @@ class Offload:
         """Hand the offers over: all that is to be written into their pages and slots has been asked for."""
         if not self._offered:
             return
-        fence = self.io.fence()
-        with self._changed:
-            self._to_store.extend(Stored(offer, done, fence) for offer, done in self._offered)
-            self._changed.notify_all()
-        self._offered.clear()
+        fence, offered, self._offered = self.io.fence(), self._offered, []
+        for offer, done in offered:
+            self._storer.put(Stored(offer, done, fence))
 
     def longest(self, hashes: Sequence[bytes], start: int) -> int:
         """Tokens of the longest prefix that can be loaded where ``start`` tokens are there already; ``start``
@@ -163,9 +163,7 @@ class Offload:
             self.tally.decline("load", Declined("busy", f"{len(self._loading)} requests load already"))
             return False
         load = self._loading[request_id] = Load(request_id, hashes, start, end, self.unit)
-        with self._changed:
-            self._to_load.append(load)
-            self._changed.notify_all()
+        self._loader.put(load)
         return True
 
     def cancel(self, request_id: str) -> bool:
@@ -215,8 +213,9 @@ class Offload:
     def drain(self, wait_s: float) -> bool:
         """Wait until everything offered is stored and its done() called; False when that takes longer."""
         self.flush()
+        ends = time.monotonic() + wait_s
+        stored = self._storer.wait_idle(wait_s) and self._writer.wait_idle(ends - time.monotonic())
         with self._changed:
-            stored = self._changed.wait_for(lambda: not self._to_store and not self._storing, wait_s)
             copied, self._copied = self._copied, []
         self._let_go(copied)
         return stored
@@ -229,19 +228,16 @@ class Offload:
     def close(self, drain_s: float = 0.0) -> None:
         """Take nothing more, give what waits ``drain_s`` seconds to be stored, drop the rest."""
         self.drain(drain_s)
-        with self._changed:
-            dropped = len(self._to_store)
-            self._copied.extend(stored.done for stored in self._to_store)
-            self._to_store.clear()
-            self._to_load.clear()
-            self._closed = True
-            self._changed.notify_all()
-        for _ in range(dropped):
+        self._closed = True
+        dropped = self._storer.close(1.0)
+        unwritten = self._writer.close(1.0)
+        for _ in range(len(dropped) + len(unwritten)):
             self.tally.decline("store", Declined("closed", "the engine stopped before it was stored"))
         for request_id in list(self._loading):
             self.cancel(request_id)
-        for thread in self._threads:  # each is done after the entry it has in hand
-            thread.join(max(drain_s, 1.0))
+        self._loader.close(1.0)
+        with self._changed:
+            self._copied.extend(stored.done for stored in dropped)
         self.poll()
 
     def stats(self) -> OffloadStats:
@@ -280,26 +276,7 @@ class Offload:
         if outcome == "done":
             self.tally.add("tokens", "loaded", load.end - load.start)
 
-    def _work(self, what: str, queue: deque) -> None:
-        """Life of a thread: one item after the other until :meth:`close`."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: queue or self._closed)
-                if self._closed and not queue:
-                    return
-                item = queue.popleft()
-                self._storing = self._storing or what == "store"
-            try:
-                self._store(item) if what == "store" else self._load(item)
-            except Exception as error:  # the service goes on without this entry
-                self._report(what, error)
-            if what == "store":
-                with self._changed:
-                    self._storing = False
-                    self._changed.notify_all()
-
-    def _report(self, what: str, error: Exception) -> None:
-        log.exception("offload: a %s failed", what)
+    def _sorry(self, what: str, error: Exception) -> None:
         self.tally.decline(what, Declined("error", f"{type(error).__name__}: {error}"))
 
     def _store(self, stored: Stored) -> None:
@@ -319,7 +296,13 @@ class Offload:
             self._on_ready()
         for tier, keys in wanted:
             for key in keys:  # pages before the state that hangs below them
-                self._put(tier, key, entries[key], offer.parent)
+                if tier is self.disk:
+                    self._writer.put((key, entries[key], offer.parent), nbytes(entries[key]))
+                else:
+                    self._put(tier, key, entries[key], offer.parent)
+
+    def _write_entry(self, item: tuple[Key, Entry, bytes | None]) -> None:
+        self._put(self.disk, *item)
 
     def _put(self, tier: HostTier | DiskTier, key: Key, entry: Entry, parent: bytes | None) -> None:
         try:
@@ -343,7 +326,8 @@ class Offload:
             self.tally.decline("load", error)
         except Exception as error:  # the request computes, the thread goes on
             load.failed = "error"
-            self._report("load", error)
+            self._sorry("load", error)
+            log.exception("offload: a load failed")
         finally:
             with self._changed:
                 self._arrived.append(load)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from k3compile.runtime.cache import writes
-from k3compile.runtime.cache.cache import Cache
+from k3compile.runtime.cache.cache import NO_HIT, Cache
 from k3compile.runtime.cache.checkpoints import Grid
 from k3compile.runtime.cache.pools import KdaPools, MlaPools
 from k3compile.runtime.cache.tiers.connector import Connector
@@ -249,18 +249,38 @@ def test_a_node_cannot_go_before_it_is_copied():
     served.connector.close()
 
 
-def test_what_is_declined_is_not_pinned():
+def test_what_has_no_place_in_the_queue_waits_unpinned_and_no_block_is_left_out():
     served = Served(queue=1)
     served.offload.flush = lambda: None
     request = prompt(14)
     served.admit(request)
     served.run(request)
-    assert served.offload.stats().store_declined["queue_full"] >= 2
+    assert served.connector.busy
     assert sum(node.pins for node in served.cache.index) == 1
     served.cache.release(request)
+    del served.offload.flush
+    assert served.connector.drain(20)
+    assert not served.connector.busy
+    assert served.connector.reach(prompt(14), NO_HIT) == 12
+    assert served.offload.stats().store_declined == {}
     served.connector.close()
     served.cache.drop()
     served.cache.check()
+
+
+def test_what_the_device_forgets_while_it_waits_is_counted():
+    served = Served(queue=1)
+    served.offload.flush = lambda: None
+    request = prompt(14)
+    served.admit(request)
+    served.run(request)
+    served.cache.release(request)
+    served.cache.drop()  # all but the pinned first block
+    assert len(served.cache.index) == 1
+    del served.offload.flush
+    assert served.connector.drain(20)
+    assert served.offload.stats().store_declined == {"evicted": 2}
+    served.connector.close()
 
 
 def test_closing_unpins_everything():

@@ -378,7 +378,7 @@ def test_closing_drains_what_it_can_and_lets_everything_go():
     offload.close(drain_s=20)
     assert done == [0, 1, 2, 3]
     assert offload.longest(HASHES, 0) == 16
-    assert not any(thread.is_alive() for thread in offload._threads)
+    assert not any(w.alive for w in (offload._storer, offload._writer, offload._loader))
     assert not offload.offer(block(5), lambda: done.append(5))
     assert not offload.start_load("b", HASHES, 0, 4)
     offload.close()
