@@ -145,6 +145,27 @@ def test_a_block_of_this_step_is_not_readable_in_it():
     assert not cache.deferred(second, cache.match(second))
 
 
+def test_nobody_waits_for_less_than_it_has():
+    cache = make(block=16)
+    serve(cache, text(20))
+    node = cache.index.get(cache.chain(ask(text(20))).key(2))
+    assert (node.tokens, node.state) == (8, 0)
+    begin(cache, ask(text(9)))  # leaves the state at 8
+    late = ask(text(20))
+    assert cache.match(late).tokens == 16
+    assert not cache.deferred(late, cache.match(late))
+
+
+def test_a_state_that_was_hit_outlives_one_that_was_not():
+    cache = make(checkpoints=2)
+    serve(cache, text(7))
+    serve(cache, text(7, 50))
+    serve(cache, text(7))
+    serve(cache, text(7, 70))
+    found = [cache.match(ask(text(7, start))).tokens for start in (10, 50, 70)]
+    assert found == [4, 0, 4]
+
+
 def test_who_waits_for_somebody_that_goes_waits_no_more():
     cache = make()
     first, second = ask(text(20)), ask(text(20))

@@ -107,6 +107,18 @@ def test_what_was_used_last_goes_last(tree):
     assert [tree.has("a"), tree.has("b")] == [True, False]
 
 
+def test_a_node_is_as_old_as_the_last_of_its_children(tree):
+    tree.grow("ab")
+    tree.grow("c")
+    tree.index.lock(tip := tree.grow("abx"))
+    tree.index.unlock(tip)
+    tree.index.evict_pages(2)  # "ab" has a child that was used last, so "c" is among the two
+    assert not tree.has("c")
+    tree.grow("d")
+    tree.index.evict_pages(1)
+    assert [tree.has("ab"), tree.has("d")] == [False, True]
+
+
 def test_states_leave_without_their_pages_the_oldest_first(tree):
     a, b, c = (tree.grow(t, state=True) for t in ("a", "ab", "c"))
     tree.index.touch_state(a)
@@ -140,9 +152,11 @@ def test_a_pin_keeps_the_state_too_and_gives_it_back_as_old_as_it_was(tree):
     assert not tree.index.evict_state()
     with pytest.raises(AssertionError, match="is being copied"):
         tree.index.lose_state(old)
+    younger = tree.grow("c", state=True)
     tree.index.unpin(old)
     tree.index.check([])
     assert tree.index.evict_state()
+    assert (bool(old.state), bool(younger.state)) == (False, True)
     with pytest.raises(AssertionError, match="unpinned more often"):
         tree.index.unpin(old)
 

@@ -29,6 +29,7 @@ def test_an_interval_keeps_its_multiples():
 
 def test_the_end_of_a_resumed_run_is_an_end_too():
     assert kept(0, prompt=500, total=900) == [448, 896]
+    assert kept(0, prompt=512, total=900) == [448, 512, 896]
 
 
 @pytest.mark.parametrize("interval", [-256, 64, 300])
