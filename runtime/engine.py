@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 ForwardFn = Callable[[Step], tuple[Tensor, Tensor]]
 
-LOAD_WAIT_S = 0.01  # how long an engine with nothing else to do sleeps before it looks at its inbox again
 STORE_S = 5.0  # how long what was published may take to be stored when the engine stops
 
 
@@ -215,7 +214,8 @@ class Engine:
         """Take what came in and run one step; False when there is nothing to run. One thread at a time."""
         self._take_inbox()
         self._switch()
-        self._take_loads()
+        if self.tiers is not None:
+            self.tiers.bring(self.scheduler, self._write, self._stalled)
         if self.scheduler.idle:
             return False
         work = self.scheduler.plan()
@@ -311,17 +311,6 @@ class Engine:
             elif item.id in self._live:
                 self._end(self._live[item.id], item.reason, None)
 
-    @torch.no_grad()
-    def _take_loads(self) -> None:
-        """Let requests run for which a tier has brought a prefix, or has failed to."""
-        if self.tiers is None:
-            return
-        for request, load in self.tiers.finished(LOAD_WAIT_S if self._stalled else 0.0):
-            self._write()  # what was ordered for the slot when the request was let in comes first
-            if load.failed is None:
-                self.tiers.write(request, load)
-            self.scheduler.loaded(request, request.seen if load.failed else load.end)
-
     def _end(self, live: Live, reason: FinishReason, error: str | None) -> None:
         if self.scheduler.abort(live.request, reason):
             self._deliver(Progress(live.request, [], reason, error), None)
@@ -373,6 +362,8 @@ class Engine:
     def _wait_for_work(self) -> bool:
         with self._wake:
             while not self._inbox and self.scheduler.idle and self._deadline is None:
+                if self.tiers is not None and self.tiers.busy:
+                    return True  # what is being stored has to be let go
                 self._wake.wait()
             if self._deadline is None:
                 return True

@@ -2,7 +2,7 @@
 
     after a step's writes   publish()   nodes of the prefix index are pinned until they are copied
     in the plan             reach()     a longer prefix than the hit?  start()  it waits, owning pages
-    before a step           finished()  write() into its pages and slot, or it runs from its hit
+    before a step           bring()     into its pages and slot, or it runs from its hit
     it ends or yields       forget()
 
 Everything here runs on the engine thread.
@@ -11,9 +11,12 @@ Everything here runs on the engine thread.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
+
+import torch
 
 from ...request import Request
 from ..checkpoints import last_hit
@@ -22,8 +25,12 @@ from .entry import Declined
 from .offload import Load, Offer, Offload
 
 if TYPE_CHECKING:
+    from ...scheduler import Scheduler
     from ..cache import Cache
     from ..holding import Hit
+
+
+WAIT_S = 0.01  # how long an engine with nothing else to do sleeps before it looks at its inbox again
 
 
 class Connector:
@@ -49,8 +56,8 @@ class Connector:
 
     @property
     def busy(self) -> bool:
-        """Whether published blocks wait to be offered."""
-        return bool(self._backlog)
+        """Whether published blocks wait to be copied: :meth:`finished` should be called again soon."""
+        return bool(self._backlog) or self.cache.index.pinned > 0
 
     def drain(self, wait_s: float) -> bool:
         """Wait until everything published is stored; False when that takes longer."""
@@ -111,6 +118,18 @@ class Connector:
         loads = self.offload.poll(wait_s)
         self._send()
         return [(self._waiting.pop(load.request_id), load) for load in loads]
+
+    @torch.no_grad()
+    def bring(self, scheduler: Scheduler, write_orders: Callable[[], None], stalled: bool) -> None:
+        """Let requests run whose prefix has come, or failed to. stalled: the last plan had no work, so wait a
+        moment for something to happen.
+        """
+        wait = stalled or (scheduler.idle and self.busy)
+        for request, load in self.finished(WAIT_S if wait else 0.0):
+            if load.failed is None:
+                write_orders()
+                self.write(request, load)
+            scheduler.loaded(request, request.seen if load.failed else load.end)
 
     def write(self, request: Request, load: Load) -> None:
         """Put a load that did not fail into what the request owns. All orders of the cache must have been

@@ -235,6 +235,19 @@ def test_an_engine_thread_wakes_for_a_load_and_stops_in_time_with_one_under_way(
     assert not any(w.alive for w in (offload._storer, offload._writer, offload._loader))
 
 
+def test_an_idle_engine_goes_on_storing_and_keeps_nothing_back(toy):
+    (prompt,) = prompts_of(1, 43)
+    engine, listener = engine_of(toy), toy.Listener()
+    engine.submit(Request("r", prompt, toy.greedy(2)), listener)
+    engine.start()
+    deadline = time.monotonic() + 20
+    while listener.finish is None or engine.tiers.busy:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert engine.stats().offload.stored["host"] >= 13
+    engine.stop()
+
+
 def test_stopping_with_a_load_under_way_tells_the_client(toy):
     (prompt,) = prompts_of(1, 43)
     engine, gate, listener = loading_engine(toy, prompt)
