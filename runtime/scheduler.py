@@ -1,7 +1,8 @@
 """Which tokens of which requests make up the next step.
 
     waiting --admit--> running --commit--> finished
-       ^                  |
+       ^  |               |
+       |  +--> loading ->-+       a longer prefix comes from a tier; or not, and the request runs from its hit
        +----- preempt ----+       pages and slot go back, seen = 0; what is cached is found again
 
 ``plan()`` picks the work and moves nothing but pages and slots; ``judge()`` says what is kept of what came
@@ -16,13 +17,16 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .budget import Limits
 from .cache.cache import Cache, Hit, Holding
 from .cache.checkpoints import Chunk, plan_chunk
 from .request import FinishReason, Request, cut
 from .share import Coming, share_of
+
+if TYPE_CHECKING:
+    from .cache.tiers.connector import Connector
 
 
 class Work(NamedTuple):
@@ -88,6 +92,8 @@ class Scheduler:
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # by rank
         self.running: list[Request] = []  # by rank
+        self.loading: list[Request] = []  # by rank: they own pages and a slot, and wait for a tier
+        self.tiers: Connector | None = None
         self.preemptions = 0
         self.prefix_query_tokens = 0  # of prompts, each counted when it was first let in
         self.prefix_hit_tokens = 0
@@ -124,7 +130,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing to run."""
-        return not self.waiting and not self.running
+        return not self.waiting and not self.running and not self.loading
 
     def plan(self) -> list[Work]:
         """Pick this step's work and take the pages and slots it needs.
@@ -143,7 +149,8 @@ class Scheduler:
             chunk = self._chunk(request, room - charge - later, share, self.cache.holding(request).junction)
             holding = self.cache.grow(request, self._reach(request, chunk.count))
             if holding is None:
-                self.preempt(running[-1])  # the newest yields, perhaps the request itself
+                newest = max([*running[-1:], *self.loading[-1:]], key=rank_of)
+                self.preempt(newest)  # perhaps the request itself
                 preempted = True
                 continue
             work.append(self._work(request, chunk, holding))
@@ -168,20 +175,36 @@ class Scheduler:
                 at += 1
                 continue
             request.seen = hit.tokens
-            chunk = self._chunk(request, room - charge, share, hit.junction)
+            below = self.tiers.reach(request, hit) if self.tiers else 0
+            if below > hit.tokens:
+                chunk = Chunk(below - hit.tokens, 0)
+            else:
+                chunk = self._chunk(request, room - charge, share, hit.junction)
             if not self.cache.admit(request, hit, self._reach(request, chunk.count), reserve=len(running)):
                 request.seen = 0
                 return  # no pages or no slot; nobody overtakes, or a long prompt would wait for ever
             del self.waiting[at]
-            self._patience.pop(request, None)
+            self._count_hit(request, hit.tokens, asked=request.prompt_tokens)
+            if below > hit.tokens:
+                self._load(request, below)
+                continue
             coming.add(request, hit.tokens)
             insort(running, request, key=rank_of)
-            if not request.preemptions:
-                request.cached_tokens = hit.tokens
-                self.prefix_query_tokens += request.prompt_tokens
-                self.prefix_hit_tokens += hit.tokens
             work.append(self._work(request, chunk, self.cache.holding(request)))
             room -= chunk.count + charge
+
+    def _load(self, request: Request, end: int) -> None:
+        """Let an admitted request wait for its prefix, or run from its hit with the next step."""
+        started = self.tiers.start(request, request.seen, end)
+        insort(self.loading if started else self.running, request, key=rank_of)
+
+    def _count_hit(self, request: Request, found: int, asked: int = 0) -> None:
+        """Count what a request gets without running it, unless it had run it itself."""
+        self._patience.pop(request, None)
+        if not request.preemptions:
+            request.cached_tokens += found
+            self.prefix_query_tokens += asked
+            self.prefix_hit_tokens += found
 
     def _waits(self, request: Request, hit: Hit, coming: Coming) -> bool:
         """Whether a request is left out of this step, because more of its prefix than the hit is being run
@@ -197,11 +220,24 @@ class Scheduler:
         return steps < PATIENCE
 
     def _free_places(self) -> int:
-        return self.limits.max_active - len(self.running)
+        return self.limits.max_active - len(self.running) - len(self.loading)
+
+    def loaded(self, request: Request, tokens: int) -> None:
+        """A request that waits for a tier has the prefix of ``tokens`` tokens in its pages and slot; that is
+        ``seen`` where the load failed.
+        """
+        self.loading.remove(request)
+        insort(self.running, request, key=rank_of)
+        if tokens == request.seen:
+            return
+        self._count_hit(request, tokens - request.seen)
+        request.seen = tokens
+        self.cache.advance(request, loaded=True)
 
     def _watch(self, work: list[Work]) -> None:
         """Never two empty steps in a row: a request that cannot be served even alone gets an error."""
-        self._empty = 0 if work or self.idle else self._empty + 1
+        pending = self.loading or self.cache.index.pinned  # a tier will give pages back or fill them
+        self._empty = 0 if work or self.idle or pending else self._empty + 1
         if self._empty < 2:
             return
         self._empty, request = 0, self.waiting.pop(0)
@@ -248,15 +284,14 @@ class Scheduler:
         """End a request now, wherever it is. False when it had already ended."""
         if request.finish is not None:
             return False
-        queue = self.waiting if request in self.waiting else self.running
-        queue.remove(request)
+        self._leave(request)
         self._end(request, reason)
         return True
 
     def preempt(self, request: Request) -> None:
-        """Put a running request back in the queue, to replay its prompt and output later."""
-        self.running.remove(request)
-        self.cache.release(request)
+        """Put a request that runs or loads back in the queue, to replay its prompt and output later."""
+        self._leave(request)
+        self._give_back(request)
         request.seen = 0
         request.propose(None)
         self._gone.append(request)
@@ -267,8 +302,16 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish = reason
         self._patience.pop(request, None)
-        self.cache.release(request)
+        self._give_back(request)
         self._gone.append(request)
+
+    def _leave(self, request: Request) -> None:
+        next(q for q in (self.waiting, self.running, self.loading) if request in q).remove(request)
+
+    def _give_back(self, request: Request) -> None:
+        if self.tiers is not None:
+            self.tiers.forget(request)
+        self.cache.release(request)
 
     def take_gone(self) -> list[Request]:
         """The requests that ended or were thrown out since the last call."""
