@@ -39,12 +39,29 @@ def serve(
     router_log: a tie_aware.RouterLog that watches.
     """
     longest = max(map(len, asked)) + max_tokens
+    engine = start(model, longest, compile_forward, **config)
+    if router_log is not None:
+        router_log.attach(engine)
+    answers = ask(engine, asked, max_tokens, between_steps)
+    assert engine.scheduler.preemptions or not config.get("few_pages")
+    return answers
+
+
+def start(model, longest: int, compile_forward: Callable | None = None, **config) -> Engine:
+    """An engine for requests of ``longest`` tokens."""
     settings = {"max_model_len": longest, "page_size": 64, "poison": True, **config}
     if settings.pop("few_pages", False):  # enough for the longest request and two pages more
         settings |= {"page_size": 16, "num_pages": -(-longest // 16) + 3}
-    engine = make_engine(model, EngineConfig(**settings), compile_forward)
-    if router_log is not None:
-        router_log.attach(engine)
+    return make_engine(model, EngineConfig(**settings), compile_forward)
+
+
+def ask(
+    engine: Engine,
+    asked: Sequence[list[int]],
+    max_tokens: int,
+    between_steps: Callable[[Engine], None] = lambda engine: None,
+) -> list[Answer]:
+    """Greedy answers to all prompts at once; the books are right afterwards."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=2)
     answers = [Answer([], [], []) for _ in asked]
     errors = []
@@ -62,9 +79,10 @@ def serve(
     while engine.step():
         between_steps(engine)
     assert not errors, errors[0]
+    if engine.tiers is not None:
+        assert engine.tiers.drain(60)  # what is being stored cannot go
     engine.cache.check()
     assert (engine.cache.available, engine.cache.slots.used) == (engine.cache.pages.size - 1, 0)
-    assert engine.scheduler.preemptions or not config.get("few_pages")
     return answers
 
 

@@ -6,7 +6,7 @@ Exact in float64 without Inductor. The full sizes are slow; the fast lane runs f
 
 import pytest
 import torch
-from identity import LENGTHS, PreemptAt, prompts, serve, serve_alone
+from identity import LENGTHS, PreemptAt, ask, prompts, serve, serve_alone, start
 from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.runtime.weights import load_model
 
@@ -15,8 +15,16 @@ WAYS = {
     "whole prompts": {},
     "budget 64": {"max_num_batched_tokens": 64},
     "budget 5": {"max_num_batched_tokens": 5},
-    "four slots on blocks of 64": {"max_num_batched_tokens": 200, "block_size": 64, "max_num_seqs": 4},
+    "four slots": {"max_num_batched_tokens": 200, "max_num_seqs": 4},
     "few pages": {"few_pages": True, "max_num_batched_tokens": 256},
+    "cached on blocks of 64": {"max_num_batched_tokens": 200, "prefix_cache": True, "block_size": 64},
+    "few pages, cached": {"few_pages": True, "prefix_cache": True, "block_size": 64, "num_checkpoints": 3},
+}
+CACHED = {
+    "blocks of 64": {"block_size": 64},
+    "blocks of 64, hits of 16": {"block_size": 64, "prefix_match_unit": 16, "page_size": 16},
+    "ends of prompts only, budget 100": {"retention_interval": 0, "max_num_batched_tokens": 100},
+    "two kept states": {"block_size": 64, "num_checkpoints": 2, "max_num_seqs": 2},
 }
 
 
@@ -70,6 +78,21 @@ def test_a_request_thrown_out_in_the_middle_of_its_prompt_starts_again(model, sh
     hook = InThePrompt([3, 5], 0)
     assert_same(serve(model, asked, 40, between_steps=hook, max_num_batched_tokens=40), alone)
     assert not hook.left
+
+
+@pytest.mark.parametrize("way", CACHED)
+def test_conversations_that_go_on_from_the_cache_are_those_without_it(model, way):
+    """Two prompts with one beginning, around a boundary, asked, asked again and continued."""
+    common = prompts([63], seed=1)[0]
+    first = [[*common, *more] for more in prompts([1, 2, 70], seed=2)]
+    engine = start(model, 400, prefix_cache=True, **CACHED[way])
+    answers = ask(engine, first, 12)
+    assert_same(answers, serve_alone(model, first, 12))
+    before = engine.stats().prefix_hit_tokens
+    assert_same(ask(engine, first, 12), answers)
+    turn = [[*p, *a.tokens, *more] for p, a, more in zip(first, answers, prompts([9, 50, 3], seed=3))]
+    assert_same(ask(engine, turn, 12), serve_alone(model, turn, 12))
+    assert engine.stats().prefix_hit_tokens > before
 
 
 @pytest.mark.slow
