@@ -107,16 +107,16 @@ def test_what_was_used_last_goes_last(tree):
     assert [tree.has("a"), tree.has("b")] == [True, False]
 
 
-def test_a_node_is_as_old_as_the_last_of_its_children(tree):
-    tree.grow("ab")
-    tree.grow("c")
-    tree.index.lock(tip := tree.grow("abx"))
-    tree.index.unlock(tip)
-    tree.index.evict_pages(2)  # "ab" has a child that was used last, so "c" is among the two
-    assert not tree.has("c")
+def test_a_node_that_becomes_a_leaf_is_as_old_as_its_own_last_use(tree):
+    node = tree.grow("ab")
+    tree.grow("abx")
     tree.grow("d")
+    tree.index.lock(node)
+    tree.index.unlock(node)
     tree.index.evict_pages(1)
-    assert [tree.has("ab"), tree.has("d")] == [False, True]
+    assert [tree.has("abx"), tree.has("d"), tree.has("ab")] == [False, True, True]
+    tree.index.evict_pages(1)
+    assert [tree.has("d"), tree.has("ab")] == [False, True]
 
 
 def test_states_leave_without_their_pages_the_oldest_first(tree):
