@@ -11,6 +11,7 @@ Everything here runs on the engine thread.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ class Connector:
         self._waiting: dict[str, Request] = {}
         self._backlog: dict[Node, bool] = {}  # published and not offered yet, in order; whether with a state
         cache.index.record = True
+        weakref.finalize(self, offload.abandon).atexit = False  # an engine may be dropped and not stopped
 
     def publish(self) -> None:
         """Offer what the index got since the last call. Its pages and states must have been written.

@@ -14,9 +14,11 @@ what it would have computed without the tiers.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -30,6 +32,7 @@ from .worker import Worker
 
 log = logging.getLogger(__name__)
 
+EXIT_S = 5.0  # how long a program that ends waits for what is not stored
 WRITE_BYTES = 256 << 20  # copied and not yet on the disk; while there is more, nothing is copied
 
 
@@ -105,6 +108,7 @@ class Offload:
         self._storer = Worker("store", self._store, partial(self._sorry, "store"))
         self._writer = Worker("write", self._write_entry, partial(self._sorry, "store"), most=WRITE_BYTES)
         self._loader = Worker("load", self._load, partial(self._sorry, "load"))
+        atexit.register(close_at_exit, weakref.ref(self))
 
     @property
     def room(self) -> int:
@@ -240,6 +244,12 @@ class Offload:
             self._copied.extend(stored.done for stored in dropped)
         self.poll()
 
+    def abandon(self) -> None:
+        """End the threads without waiting for them: nobody can ask for anything any more."""
+        self._closed = True
+        for worker in (self._storer, self._writer, self._loader):
+            worker.close(0.0)
+
     def stats(self) -> OffloadStats:
         """A snapshot; thread-safe."""
         of, host, disk = self.tally.of, self.host, self.disk
@@ -353,3 +363,9 @@ class Offload:
         if self.host is not None:
             self._put(self.host, key, entry, parent)
         return entry
+
+
+def close_at_exit(offload: weakref.ref[Offload]) -> None:
+    """Store what a program left that ends without stopping its engine."""
+    if (left := offload()) is not None:
+        left.close(EXIT_S)

@@ -58,7 +58,8 @@ class Worker:
             self._items.clear()
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(max(wait_s, 0.0))
+        if wait_s > 0:
+            self._thread.join(wait_s)
         return left
 
     @property

@@ -1,8 +1,12 @@
 """Whole engines over tiers: whatever comes back from below, answers are those of requests served alone."""
 
+import gc
 import random
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from k3compile.runtime.cache.tiers.disk_file import read_name
@@ -10,6 +14,7 @@ from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.make_engine import make_engine
 from k3compile.runtime.request import Request, SamplingParams
 
+TESTS = Path(__file__).parents[3]
 CACHED = {
     "prefix_cache": True,
     "block_size": 8,
@@ -263,6 +268,43 @@ def test_what_was_published_is_stored_before_the_engine_is_gone(toy, tmp_path):
     ask(toy, engine, [prompt])
     engine.stop()
     again = engine_of(toy, tmp_path, host=0)
+    assert ask(toy, again, [prompt])[0].cached_tokens == 40
+    again.stop()
+
+
+def test_an_engine_that_is_dropped_takes_its_threads_along(toy):
+    engine = engine_of(toy)
+    (prompt,) = prompts_of(1, 43)
+    ask(toy, engine, [prompt])
+    workers = [engine.tiers.offload._storer, engine.tiers.offload._writer, engine.tiers.offload._loader]
+    del engine
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while any(worker.alive for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+SCRIPT = """
+import sys, random
+sys.path[:0] = {paths!r}
+from conftest import toy_engine, greedy, ToyModel
+from k3compile.runtime.request import Request
+engine = toy_engine(page_size=4, prefix_cache=True, block_size=8, prefix_match_unit=4, num_checkpoints=6,
+                    num_pages=64, offload_dir={folder!r})
+engine.submit(Request("r", {prompt!r}, greedy(2)), lambda update: None)
+while engine.step():
+    pass
+"""
+
+
+def test_a_program_that_ends_without_stopping_its_engine_has_stored_what_it_ran(toy, tmp_path):
+    (prompt,) = prompts_of(1, 43)
+    paths = [str(TESTS / "runtime"), str(TESTS / "helpers")]
+    script = SCRIPT.format(paths=paths, folder=str(tmp_path / "tier"), prompt=prompt)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    again = engine_of(toy, tmp_path / "tier", num_pages=64)
     assert ask(toy, again, [prompt])[0].cached_tokens == 40
     again.stop()
 
