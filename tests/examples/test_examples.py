@@ -17,7 +17,10 @@ TEACHES = {
     "06_compare_two_graphs.py": "other names: no difference",
     "07_promise_a_range.py": "graphs: 1",
     "08_leave_a_checkpoint.py": "same bits as a run that stops there: True",
+    "09_train_k3_tiny.py": "2 steps, 4,096 tokens",
 }
+SHORT = ["out", "--steps=2", "--draft-steps=2", "--problems=1", "--eager"]  # what a test has the time for
+ARGUMENTS = {"09_train_k3_tiny.py": SHORT}
 
 
 def test_every_lesson_is_run():
@@ -25,11 +28,13 @@ def test_every_lesson_is_run():
     assert lessons == set(TEACHES)
 
 
-@pytest.mark.parametrize("name", sorted(TEACHES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ARGUMENTS else n for n in sorted(TEACHES)]
+)
 def test_a_lesson_runs_alone_and_prints_what_it_teaches(name, tmp_path):
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     ran = subprocess.run(
-        [sys.executable, str(FOLDER / name)],
+        [sys.executable, str(FOLDER / name), *ARGUMENTS.get(name, [])],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
