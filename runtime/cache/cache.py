@@ -200,8 +200,10 @@ class Cache:
         """
         if self.grid is None:
             return
-        holding, chain, unit = self._held[request], self.chain(request), self.grid.unit
-        width = unit // self.page_size
+        holding, unit = self._held[request], self.grid.unit
+        if holding.planned is None and request.seen < (holding.blocks + 1) * unit:
+            return  # as in most steps of a request that decodes
+        chain, width = self.chain(request), unit // self.page_size
         for n in range(holding.blocks + 1, request.seen // unit + 1):
             key, tip = chain.key(n), holding.tip
             node = self.index.get(key)
