@@ -1,6 +1,6 @@
 """Starts processes that write into a disk tier, and treats them badly. Prints what it saw as JSON.
 
-store_and_die.py kill FOLDER ROUNDS SEED     kill -9 at random moments; after each, serve from the folder
+store_and_die.py kill FOLDER ROUNDS SEED     two writers, kill -9 at random; after each, serve from there
 store_and_die.py refuse FOLDER               write without the right to, and beyond a limit of file size
 """
 
@@ -69,11 +69,12 @@ def in_a_child(work) -> int:
 def kill(folder: str, rounds: int, seed: int) -> dict:
     rng, seen = random.Random(seed), {"served": 0, "wrong": 0, "refused": 0, "parts": 0, "largest": 0}
     for i in range(rounds):
-        pid = in_a_child(lambda i=i: store_for_ever(folder, seed * 1000 + i))
-        time.sleep(rng.uniform(0.02, 0.12))
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        assert os.WTERMSIG(status) == signal.SIGKILL, f"the writer ended by itself: {status}"
+        pids = [in_a_child(lambda n=n: store_for_ever(folder, seed * 1000 + n)) for n in (2 * i, 2 * i + 1)]
+        for pid in pids:
+            time.sleep(rng.uniform(0.02, 0.12))
+            os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            assert os.WTERMSIG(status) == signal.SIGKILL, f"the writer ended by itself: {status}"
         parts = list(Path(folder).glob(".*.part"))
         seen["parts"] += bool(parts)
         disk = tier(folder)

@@ -3,9 +3,9 @@
     put   make room -> .part file, locked -> fsync -> rename -> fsync of the folder
     get   open, no link, a plain file -> read -> header, owner, size, checksum -> tensors
 
-The index is the folder itself: it is read at the start, and again whenever room is needed, so several
-processes may share one folder. What is damaged or another model's is never served, and leaves like the rest
-when room is needed; files whose names are not ours are never touched.
+The index is the folder itself: it is read at the start, and again whenever room is needed and now and then,
+so several processes may share one folder and its bound. What is damaged or another model's is never served,
+and leaves like the rest when room is needed; files whose names are not ours are never touched.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LOW_WATER = 0.875  # room is made down to this share of the capacity, so that not every put reads the folder
+RESCAN = 1 / 16  # share of the capacity that is written before the folder is read again: others write too
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in our place must not stop us
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -58,6 +59,7 @@ class DiskTier:
         self.largest = largest + HEADER_LIMIT
         self._lock = threading.Lock()
         self._books = LeafLru()
+        self._unscanned = 0  # bytes written since the folder was read
         self._unusable: set[str] = set()  # in the books, so that they leave when room is needed; not served
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -171,8 +173,10 @@ class DiskTier:
         """Enter a file that is about to be written, and delete others until it fits."""
         with self._lock:
             crowded = self._books.total + size > self.capacity
-        if crowded:
+        self._unscanned += size
+        if crowded or self._unscanned > self.capacity * RESCAN:
             self._scan()
+            self._unscanned = 0
         with self._lock:
             self._books.add(name, size, above)
             self._unusable.add(name)

@@ -27,11 +27,11 @@ def killed(folder: Path, rounds: int, seed: int) -> None:
     assert seen["warnings"] == []  # not even a torn file was there to be ignored
     assert seen["parts"] >= rounds // 10, "hardly any kill met a writer at work: the test shows nothing"
     assert seen["served"] > rounds
-    assert seen["largest"] <= 3_000_000
+    assert seen["largest"] <= 3_000_000 * 1.25  # each may write a sixteenth before it sees what the other did
 
 
-def test_a_writer_killed_at_any_moment_leaves_only_whole_entries(tmp_path):
-    killed(tmp_path / "tier", 30, seed=0)
+def test_writers_killed_at_any_moment_leave_only_whole_entries(tmp_path):
+    killed(tmp_path / "tier", 20, seed=0)
 
 
 @pytest.mark.slow
