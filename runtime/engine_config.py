@@ -49,7 +49,7 @@ class EngineConfig:
     verification: block or standard, for sampled requests. adaptive_verification: verify only drafts that pay.
 
     offload_host_bytes: host memory for prefixes that leave the pools. offload_dir: folder for those that
-    leave the host. offload_disk_bytes: how much it may hold.
+    leave the host. offload_disk_bytes: how much it may hold (0: 8 GiB).
     """
 
     max_num_batched_tokens: int = 2048

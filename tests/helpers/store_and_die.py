@@ -1,6 +1,7 @@
 """Starts processes that write into a disk tier, and treats them badly. Prints what it saw as JSON.
 
 store_and_die.py kill FOLDER ROUNDS SEED     two writers, kill -9 at random; after each, serve from there
+store_and_die.py serve FOLDER ROUNDS SEED    kill -9 an engine that serves; after each, another one serves
 store_and_die.py refuse FOLDER               write without the right to, and beyond a limit of file size
 """
 
@@ -14,13 +15,15 @@ import resource
 import signal
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "runtime"))  # where the toy model is
 
 import torch
 from k3compile.runtime.cache.tiers.disk import DiskTier
 from k3compile.runtime.cache.tiers.entry import Declined, Key
+from k3compile.runtime.request import Request
 from tier_entries import FINGERPRINT, chain, entry_of, same
 
 VALUES = 30_000
@@ -94,6 +97,43 @@ def kill(folder: str, rounds: int, seed: int) -> dict:
     return seen
 
 
+def serve_until(folder: str, prompts: list[list[int]], rounds: int | None) -> tuple[int, int]:
+    """Serve prompts from a toy engine over the folder -> wrong answers, tokens that were not run."""
+    conftest = import_module("conftest")
+    sizes = {"num_pages": 64, "block_size": 8, "prefix_match_unit": 4, "num_checkpoints": 12}
+    engine = conftest.toy_engine(prefix_cache=True, offload_dir=folder, **sizes)
+    wrong = cached = turn = 0
+    while rounds is None or turn < rounds:
+        order = [f"{turn}-{i}" for i in range(len(prompts))]
+        heard = conftest.run_all(engine, [Request(n, p, conftest.greedy(3)) for n, p in zip(order, prompts)])
+        for name, prompt in zip(order, prompts):
+            wrong += heard[name].tokens != conftest.continue_alone(prompt, 3)
+            cached += heard[name].updates[-1].cached_tokens
+        engine.cache.drop()
+        turn += 1
+        prompts = [*prompts[1:], [turn % 97, *prompts[0][1:]]] if rounds is None else prompts
+    engine.stop()
+    return wrong, cached
+
+
+def serve(folder: str, rounds: int, seed: int) -> dict:
+    rng, seen = random.Random(seed), {"wrong": 0, "cached": 0}
+    prompts = [[rng.randrange(97) for _ in range(30)] for _ in range(6)]
+    import_module("conftest")  # once, before the forks
+    report = Path(folder).with_name("report")
+    for _ in range(rounds):
+        pid = in_a_child(lambda: serve_until(folder, prompts, None))
+        time.sleep(rng.uniform(0.05, 0.4))
+        os.kill(pid, signal.SIGKILL)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL, "the engine ended by itself"
+        again = in_a_child(lambda: report.write_text(json.dumps(serve_until(folder, prompts, 1))))
+        assert os.waitpid(again, 0)[1] == 0, "the next engine failed"
+        wrong, cached = json.loads(report.read_text())
+        seen["wrong"] += wrong
+        seen["cached"] += cached
+    return seen
+
+
 def refuse(folder: str) -> dict:
     """What put says to a writer without rights and to one that may not write so much."""
     key = Key(UNIVERSE[0][0], "pages")
@@ -136,5 +176,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     logging.getLogger().addHandler(warnings := Warnings())
     what, folder, *rest = sys.argv[1:]
-    result = kill(folder, int(rest[0]), int(rest[1])) if what == "kill" else refuse(folder)
+    result = {"kill": kill, "serve": serve, "refuse": refuse}[what](folder, *map(int, rest))
     print(json.dumps({**result, "warnings": warnings.said}))

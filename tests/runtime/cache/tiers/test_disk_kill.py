@@ -39,6 +39,22 @@ def test_many_writers_killed_at_any_moment_leave_only_whole_entries(tmp_path):
     killed(tmp_path / "tier", 1000 if ACCEPT else 200, seed=1)
 
 
+def engines_killed(folder: Path, rounds: int, seed: int) -> None:
+    seen = run("serve", folder, rounds, seed)
+    assert seen["wrong"] == 0
+    assert seen["warnings"] == []
+    assert seen["cached"] > 28 * rounds  # of 180 tokens of six prompts
+
+
+def test_an_engine_killed_while_it_serves_leaves_a_folder_from_which_the_next_serves_right(tmp_path):
+    engines_killed(tmp_path / "tier", 5, seed=0)
+
+
+@pytest.mark.slow
+def test_many_engines_killed_while_they_serve_leave_a_folder_from_which_the_next_serves_right(tmp_path):
+    engines_killed(tmp_path / "tier", 200 if ACCEPT else 40, seed=1)
+
+
 def test_without_rights_or_beyond_a_limit_a_store_is_declined_and_loads_go_on(tmp_path):
     os.chmod(tmp_path, 0o755)
     for parent in tmp_path.parents[:2]:
