@@ -71,9 +71,7 @@ class Cache:
         self._orders = Orders(poison)
         self.index = PrefixIndex(self.pages, self.checkpoints, self._orders)
         self.retention = Retention(grid, retention_interval) if grid else None
-        self.states = KeptStates(
-            self.index, self.checkpoints, self._orders, self.retention, self.declines
-        )
+        self.states = KeptStates(self.index, self.checkpoints, self._orders, self.retention, self.declines)
         self._held: dict[Request, Holding] = {}
         self._chains: WeakKeyDictionary[Request, Chain] = WeakKeyDictionary()
 

@@ -378,3 +378,10 @@ def commit_unchecked(cache: Cache, request: Request, count: int) -> None:
     request.seen += count
     request.tokens.append(1)
     cache.advance(request)
+
+
+def test_what_a_prompt_would_leave_behind_is_known_before_it_runs():
+    every, ends = make(), make(retention_interval=0)
+    request = ask(text(22))
+    assert [t for t in range(4, 24, 4) if every.keeps(request, t)] == [8, 16, 20]
+    assert [t for t in range(4, 24, 4) if ends.keeps(request, t)] == [20]
