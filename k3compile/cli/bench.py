@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -143,3 +144,93 @@ def hf(
     console = Console(width=140)
     console.print(bench.table(result))
     console.print(bench.graphs_line(result))
+
+
+@app.command("speculate")
+def speculate(
+    checkpoint: Annotated[Path | None, typer.Argument(help="A checkpoint; default: the tiny one.")] = None,
+    draft: Annotated[Path | None, typer.Option(help="Folder of a DSpark draft; default: its draft/.")] = None,
+    num_drafts: Annotated[int, typer.Option(help="Drafts of a request in a step.")] = 7,
+    level: Annotated[
+        list[int] | None, typer.Option(help="Requests at once; repeat, default 1, 4, 16.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="The most tokens of an answer.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Rounds; medians and quartiles are over these.")] = 5,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    verification: Annotated[str, typer.Option(help="block or standard, above temperature 0.")] = "block",
+    adaptive_verification: Annotated[bool, typer.Option(help="Verify only drafts that pay.")] = False,
+    prompts: Annotated[Path | None, typer.Option(help="File with a prompt on each line.")] = None,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile first.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Drafts: accepted length, acceptance by position, and throughput with them against without."""
+    from ..bench import speculate as bench
+    from .loading import or_shipped
+
+    texts = [] if prompts is None else [line for line in prompts.read_text().splitlines() if line]
+    checkpoint = or_shipped(checkpoint)
+    typer.echo("measuring; the table comes at the end, after minutes", err=True)
+    result = bench.bench(
+        checkpoint,
+        texts,
+        num_drafts=num_drafts,
+        draft=draft,
+        levels=level or bench.LEVELS,
+        tokens=tokens,
+        rounds=rounds,
+        temperature=temperature,
+        compiled=compiled,
+        verification=verification,
+        adaptive_verification=adaptive_verification,
+    )
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        Console(width=140).print(bench.table(result))
+
+
+@app.command("prefix")
+def prefix(
+    preset: Annotated[str, typer.Argument(help="A preset or a checkpoint directory.")] = "tiny",
+    prompt: Annotated[int, typer.Option(help="Tokens of the first turn.")] = 8000,
+    turns: Annotated[int, typer.Option(help="Turns of the conversation.")] = 3,
+    more: Annotated[int, typer.Option(help="Tokens that each later turn adds to the answer.")] = 100,
+    reply: Annotated[int, typer.Option(help="Tokens of an answer.")] = 24,
+    rounds: Annotated[int, typer.Option(help="Rounds; medians and quartiles are over these.")] = 3,
+    inner: Annotated[str, typer.Option(help="aot_eager is quick; inductor is what serves.")] = "aot_eager",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """A conversation without a prefix cache, with it, and with states written inside the pass."""
+    from ..bench import prefix as bench
+
+    typer.echo("measuring; the table comes at the end, after minutes", err=True)
+    result = bench.bench(
+        preset, prompt=prompt, turns=turns, more=more, reply=reply, rounds=rounds, inner=inner
+    )
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        Console(width=140).print(bench.table(result))
+
+
+@app.command("recall")
+def recall(
+    checkpoint: Annotated[Path | None, typer.Argument(help="A folder; default the trained tiny model.")] = None,
+    problems: Annotated[int, typer.Option(help="Problems of each task.")] = 50,
+    seed: Annotated[int, typer.Option(help="Which problems.")] = 0,
+    level: Annotated[int, typer.Option(help="Requests at once.")] = 16,
+    num_drafts: Annotated[int, typer.Option(help="Drafts a request, 0 to 16.")] = 0,
+    prefix_cache: Annotated[bool, typer.Option(help="Keep and find prefixes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What share of problems with one right answer a checkpoint answers right."""
+    from ..bench import recall as bench
+    from .loading import or_shipped
+
+    typer.echo("answering; the table comes at the end", err=True)
+    settings = {"max_num_seqs": level, "num_drafts": num_drafts, "prefix_cache": prefix_cache}
+    shares = bench.bench(or_shipped(checkpoint), problems, seed, settings)
+    if as_json:
+        print(json.dumps(shares, indent=2))
+    else:
+        Console(width=140).print(bench.table(shares, problems))

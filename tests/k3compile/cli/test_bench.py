@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from k3compile.runtime.checkpoint import make_checkpoint
 from typer.testing import CliRunner
 
 from k3compile.cli.bench import app
@@ -29,3 +30,34 @@ def test_bench_hf_names_its_sizes():
     ran = CliRunner().invoke(app, ["hf", "--size", "huge"])
     assert ran.exit_code == 2
     assert "tiny, small, medium" in ran.output
+
+
+def test_bench_speculate_counts_drafts_and_compares_throughput(tmp_path):
+    make_checkpoint(tmp_path / "tiny", "tiny", 0)
+    options = [
+        "--no-compile",
+        "--level",
+        "1",
+        "--rounds",
+        "1",
+        "--tokens",
+        "4",
+        "--num-drafts",
+        "2",
+        "--json",
+    ]
+    ran = CliRunner().invoke(app, ["speculate", str(tmp_path / "tiny"), *options])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert list(found["levels"]) == ["1"]
+    assert found["mean_accepted_length"] >= 1
+
+
+def test_bench_speculate_and_prefix_refuse_counts_below_one(tmp_path):
+    make_checkpoint(tmp_path / "tiny", "tiny", 0)
+    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
+        CliRunner().invoke(
+            app, ["speculate", str(tmp_path / "tiny"), "--rounds", "0"], catch_exceptions=False
+        )
+    with pytest.raises(ValueError, match="turns must be at least 1, got 0"):
+        CliRunner().invoke(app, ["prefix", "--turns", "0"], catch_exceptions=False)
