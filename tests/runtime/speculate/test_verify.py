@@ -214,3 +214,10 @@ def test_a_draft_distribution_that_is_not_finite_is_rejected_for_the_target(rule
     outcome = verify(rule, target, drafts, broken, torch.zeros(8, 2, dtype=torch.float64))
     assert outcome.accepted.tolist() == [0] * 8
     torch.testing.assert_close(outcome.after, target[:, 0], rtol=0, atol=1e-15)
+
+
+def test_ratios_are_numbers_whatever_is_divided_by_nothing():
+    b, s = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]]), torch.tensor([[[0.0, 1.0]]])
+    assert rules.ratios(b, torch.tensor([[0]]), s).tolist() == [[0.0]]
+    assert rules.ratios(b, torch.tensor([[1]]), s).tolist() == [[1.0]]
+    assert rules.ratios(b, torch.tensor([[1]]), s.flip(-1)).tolist() == [[torch.finfo(torch.float64).max]]
