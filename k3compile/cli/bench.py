@@ -215,7 +215,7 @@ def prefix(
 
 @app.command("recall")
 def recall(
-    checkpoint: Annotated[Path | None, typer.Argument(help="A folder; default the trained tiny model.")] = None,
+    checkpoint: Annotated[Path | None, typer.Argument(help="A folder; default: the tiny model.")] = None,
     problems: Annotated[int, typer.Option(help="Problems of each task.")] = 50,
     seed: Annotated[int, typer.Option(help="Which problems.")] = 0,
     level: Annotated[int, typer.Option(help="Requests at once.")] = 16,
