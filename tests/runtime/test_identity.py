@@ -4,11 +4,14 @@ alone.
 Exact in float64 without Inductor. The full sizes are slow; the fast lane runs fewer and shorter prompts.
 """
 
+import random
+
 import pytest
 import torch
 from identity import LENGTHS, PreemptAt, ask, prompts, serve, serve_alone, start
 from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.runtime.weights import load_model
+from oracle_drafter import OracleDrafter
 
 SHORT = (1, 2, 33, 64, 65, 130)
 WAYS = {
@@ -24,14 +27,19 @@ CACHED = {
     "blocks of 64": {"block_size": 64},
     "blocks of 64, hits of 16": {"block_size": 64, "prefix_match_unit": 16, "page_size": 16},
     "ends of prompts only, budget 100": {"retention_interval": 0, "max_num_batched_tokens": 100},
-    "two kept states": {"block_size": 64, "num_checkpoints": 2, "max_num_seqs": 2},
+    "few kept states": {"block_size": 64, "num_checkpoints": 4, "max_num_seqs": 2},
 }
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny", seed=0)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
     """The tiny preset in float64."""
-    return load_model(make_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny", seed=0), torch.float64)
+    return load_model(folder, torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +88,51 @@ def test_a_request_thrown_out_in_the_middle_of_its_prompt_starts_again(model, sh
     assert not hook.left
 
 
-@pytest.mark.parametrize("way", CACHED)
-def test_conversations_that_go_on_from_the_cache_are_those_without_it(model, way):
-    """Two prompts with one beginning, around a boundary, asked, asked again and continued."""
+@pytest.fixture(scope="module")
+def conversation(model):
+    """Two turns of three conversations with one beginning, around a boundary, as each is served alone."""
     common = prompts([63], seed=1)[0]
     first = [[*common, *more] for more in prompts([1, 2, 70], seed=2)]
+    answers = serve_alone(model, first, 8)
+    second = [[*p, *a.tokens, *more] for p, a, more in zip(first, answers, prompts([9, 50, 3], seed=3))]
+    return (first, answers), (second, serve_alone(model, second, 8))
+
+
+@pytest.mark.parametrize("way", CACHED)
+def test_conversations_that_go_on_from_the_cache_are_those_without_it(model, conversation, way):
     engine = start(model, 400, prefix_cache=True, **CACHED[way])
-    answers = ask(engine, first, 12)
-    assert_same(answers, serve_alone(model, first, 12))
-    before = engine.stats().prefix_hit_tokens
-    assert_same(ask(engine, first, 12), answers)
-    turn = [[*p, *a.tokens, *more] for p, a, more in zip(first, answers, prompts([9, 50, 3], seed=3))]
-    assert_same(ask(engine, turn, 12), serve_alone(model, turn, 12))
-    assert engine.stats().prefix_hit_tokens > before
+    first, second = conversation
+    for asked, alone in (first, first, second):
+        assert_same(ask(engine, asked, 8), alone)
+    stats = engine.stats()
+    assert stats.prefix_hit_tokens > 0
+    assert stats.rows == sum(len(p) + 7 for asked, _ in (first, first, second) for p in asked) - (
+        stats.prefix_hit_tokens
+    )
+
+
+@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replay", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_short_prompts_get_their_tokens_when_drafts_are_verified(folder, model, short, replay, cached):
+    """Of four drafts none to all are right; states are kept inside the rows that are verified."""
+    asked, alone = short
+    if not replay:
+        model = load_model(folder, torch.float64, state_replay=False)
+    more = {"prefix_cache": True, "block_size": 16, "page_size": 16} if cached else {}
+    engine = start(model, 200, num_drafts=4, state_replay=replay, max_num_seqs=4, **more)
+    rng = random.Random(0)
+    known = {tuple(p): [*a.tokens, 0, 0, 0, 0] for p, a in zip(asked, alone)}
+    engine.speculation.drafter = OracleDrafter(
+        lambda prompt: known[tuple(prompt)], 1024, 4, lambda request: rng.randrange(5)
+    )
+    assert_same(ask(engine, asked, 40), alone)
+    assert engine.stats().drafts_accepted[3] > 0
+    if cached:
+        longer = [[*p, *a.tokens[:37]] for p, a in zip(asked, alone)]
+        engine.speculation.drafter = None
+        for got, expected in zip(ask(engine, longer, 3), alone):
+            assert got.tokens == expected.tokens[37:]
+        assert engine.stats().prefix_hit_tokens > 0
 
 
 @pytest.mark.slow
