@@ -71,8 +71,16 @@ def started(model: Model):
     return pools
 
 
-@pytest.mark.parametrize("replay", [True, False], ids=["replay", "states"])
-@pytest.mark.parametrize("config", [FIVE, SMALL_LINEAR], ids=["k3", "kimi-linear"])
+@pytest.mark.parametrize(
+    ("config", "replay"),
+    [
+        (FIVE, True),
+        (FIVE, False),
+        (SMALL_LINEAR, True),
+        pytest.param(SMALL_LINEAR, False, marks=pytest.mark.slow),
+    ],
+    ids=["k3", "k3-states", "kimi-linear", "kimi-linear-states"],
+)
 def test_a_mixed_batch_equals_each_request_alone_in_all_row_orders(config, replay):
     model = small_model(config, state_replay=replay)
     alone_pools = started(model)

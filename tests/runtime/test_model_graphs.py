@@ -58,7 +58,11 @@ def random_rows(random_state: random.Random, seen: dict[int, int], pages: dict[i
 @pytest.mark.parametrize("inner", ["aot_eager"])
 @pytest.mark.parametrize(
     ("config", "kinds", "replay"),
-    [(SMALL, 4, True), (SMALL_LINEAR, 3, True), (SMALL_LINEAR, 3, False)],
+    [
+        (SMALL, 4, True),
+        (SMALL_LINEAR, 3, True),
+        pytest.param(SMALL_LINEAR, 3, False, marks=pytest.mark.slow),
+    ],
     ids=["k3", "kimi-linear", "states"],
 )
 def test_one_graph_for_each_kind_of_layer_over_random_mixes(config, kinds, replay, inner):

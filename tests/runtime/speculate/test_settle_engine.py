@@ -100,7 +100,7 @@ def next_turn(prompt, output):
 
 @BOTH
 @pytest.mark.parametrize("cached", [False, True], ids=["", "prefix cache"])
-@pytest.mark.parametrize("drafts", [1, pytest.param(3, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("drafts", [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 3)), 8])
 def test_tokens_are_those_without_drafts_in_both_turns(alone, drafts, cached, replay):
     first, second = alone
     drafter = Foresight({name: first[name] for name in first}, drafts)
