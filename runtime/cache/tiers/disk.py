@@ -101,7 +101,13 @@ class DiskTier:
             raise Declined("too_big", f"{len(data):,} B for {self.capacity:,} B")
         try:
             self._make_room(name, len(data), self._above(key, parent))
-            self._write(name, data)
+            try:
+                self._write(name, data)
+            except (
+                FileNotFoundError,
+                BlockingIOError,
+            ):  # swept before we had the lock
+                self._write(name, data)
         except OSError as error:
             self._forget(name)
             reason = "disk_full" if error.errno in FULL else "io_error"

@@ -381,3 +381,24 @@ def test_a_read_that_fails_does_not_strike_out_the_file_written_meanwhile(tmp_pa
         disk.get(KEYS[0])
     assert served(disk) == [0]
     assert disk.bytes == path_of(tmp_path, 0).stat().st_size
+
+
+@pytest.mark.parametrize("moment", ["before the lock", "before the rename"])
+def test_a_file_that_is_swept_before_its_writer_has_the_lock_is_written_again(tmp_path, monkeypatch, moment):
+    disk, calls = tier(tmp_path), []
+    real = disk_module.fcntl.flock
+
+    def swept(fd, how):
+        """Another process takes the new file for a dead writer's."""
+        calls.append(fd)
+        if len(calls) > 1:
+            return real(fd, how)
+        if moment == "before the lock":
+            raise BlockingIOError(errno.EWOULDBLOCK, "locked")
+        (part,) = tmp_path.glob(".*.part")
+        part.unlink()
+
+    monkeypatch.setattr(disk_module.fcntl, "flock", swept)
+    put(disk, 0)
+    assert served(disk) == [0]
+    assert len(list(tmp_path.iterdir())) == 1
