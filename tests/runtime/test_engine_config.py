@@ -25,6 +25,24 @@ def test_the_defaults_are_a_working_engine():
         ({"max_model_len": -3}, "max_model_len must be at least 1"),
         ({"num_pages": 10, "kv_cache_bytes": 10}, "size the same thing"),
         ({"num_drafts": 8, "adaptive_budget": False, "max_num_seqs": 1024}, "leaves no token for a prompt"),
+        ({"num_drafts": 17}, r"num_drafts must be 0 \(no drafts\) to 16, got 17"),
+        ({"prefix_cache": True, "block_size": 100}, "block_size=100 is no multiple of page_size=64"),
+        ({"prefix_cache": True, "prefix_match_unit": 32}, "prefix_match_unit=32 is no multiple of page_size"),
+        (
+            {"block_size": 192, "prefix_match_unit": 128},
+            "=128 does not divide block_size=192",
+        ),
+        (
+            {"block_size": 128, "retention_interval": 192},
+            "=192 is no multiple of block_size=128",
+        ),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"retention_interval": -1}, "retention_interval must be at least 0"),
+        ({"prefix_cache": True, "num_checkpoints": 0}, "leaves prefix_cache nowhere to keep a state"),
+        ({"offload_host_bytes": 1000}, "set prefix_cache, or leave it out"),
+        ({"prefix_cache": True, "offload_disk_bytes": 1000}, "without offload_dir"),
+        ({"verification": "blok"}, "verification must be block or standard, got 'blok'"),
+        ({"draft_sampling": "no"}, "draft_sampling must be probabilistic or greedy, got 'no'"),
     ],
 )
 def test_contradictions_are_refused(settings, message):
@@ -35,6 +53,18 @@ def test_contradictions_are_refused(settings, message):
 def test_all_of_them_come_at_once():
     with pytest.raises(ValueError, match=r"page_size .*; max_waiting .*; block_size must"):
         EngineConfig(page_size=0, max_waiting=0, block_size=0)
+
+
+@pytest.mark.parametrize("drafts", [1, 7, 16])
+def test_a_request_owns_one_slot_or_one_for_each_state_it_may_go_on_from(drafts):
+    assert EngineConfig(num_drafts=drafts).num_slots == 17
+    assert EngineConfig(num_drafts=drafts, state_replay=False).num_slots == 1 + 16 * (drafts + 1)
+    assert EngineConfig(state_replay=False).num_slots == 17
+
+
+@pytest.mark.parametrize("kept", [None, 0, 256, 512])
+def test_sizes_that_fit_each_other_are_taken(kept):
+    EngineConfig(prefix_cache=True, block_size=256, prefix_match_unit=64, retention_interval=kept)
 
 
 def test_settings_cannot_change_behind_the_engines_back():
