@@ -170,10 +170,25 @@ def kda_commit(
     moves = moves_of(slots, accepted, into, rec_u.shape[-3])
     if not moves:
         return
+    pools = (state, window, rec_u, rec_k, rec_g, rec_x)
     if state.dim() == 4:  # one layer
-        state, window, rec_u, rec_k, rec_g, rec_x = (
-            pool.unsqueeze(0) for pool in (state, window, rec_u, rec_k, rec_g, rec_x)
-        )
+        pools = tuple(pool.unsqueeze(0) for pool in pools)
+    layers, large = len(pools[0]), pools[0][0, 0].numel() >= IN_PLACE_ELEMENTS
+    together = 1 if large else layers  # records of all layers of a large model are large
+    for at in range(0, layers, together):
+        commit(*(pool[at : at + together] for pool in pools), moves)
+
+
+def commit(
+    state: Tensor,
+    window: Tensor,
+    rec_u: Tensor,
+    rec_k: Tensor,
+    rec_g: Tensor,
+    rec_x: Tensor,
+    moves: list[tuple[int, int, int]],
+) -> None:
+    """kda_commit over [L, ..] pools, for moves (slot, count, into) that were checked."""
     index, counts, places = torch.tensor(moves, device=state.device).unbind(1)
     high = max(count for _, count, _ in moves)
     absent = (torch.arange(high, device=state.device) >= counts.unsqueeze(1))[..., None, None]  # [R, J, 1, 1]
