@@ -13,6 +13,7 @@ from k3compile.runtime.cache.tiers.disk_file import read_name
 from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.make_engine import make_engine
 from k3compile.runtime.request import Request, SamplingParams
+from k3compile.runtime.speculate.ngram import NgramDrafter
 
 TESTS = Path(__file__).parents[3]
 CACHED = {
@@ -311,13 +312,16 @@ def test_a_program_that_ends_without_stopping_its_engine_has_stored_what_it_ran(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_traffic_over_small_tiers(toy, tmp_path, seed):
-    """Conversations, tenants, aborts, preemptions and restarts over tiers that forget and fail."""
+    """Conversations, tenants, drafts, aborts, preemptions and restarts over tiers that forget and fail."""
     rng = random.Random(seed)
+    drafts = rng.choice([0, 3])
     room = {"host": rng.choice([0, 600, 5000]), "offload_disk_bytes": rng.choice([6000, 40_000])}
-    talks = [(rng.choice(["", "tenant"]), p) for p in prompts_of(6, 17, seed)]
+    talks = [(rng.choice(["", "tenant"]), p[:9] + p[:8]) for p in prompts_of(6, 9, seed)]
     counted = 0
     for life in range(3):
-        engine = engine_of(toy, tmp_path, num_pages=rng.choice([20, 40]), **room)
+        how = {"exports": rng.random() < 0.5, "drafter": NgramDrafter(drafts) if drafts else None}
+        how |= {"num_pages": rng.choice([20, 40]), "num_drafts": drafts, "state_replay": rng.random() < 0.7}
+        engine = engine_of(toy, tmp_path, **how, **room)
         disk_get, heard = engine.tiers.offload.disk.get, {}
 
         def get(key, disk_get=disk_get):
