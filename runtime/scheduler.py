@@ -23,7 +23,7 @@ from .budget import Limits
 from .cache.cache import Cache, Hit, Holding
 from .cache.checkpoints import Chunk, plan_chunk
 from .request import FinishReason, Request, cut
-from .share import Coming, share_of
+from .share import MOST_WAITS, Coming, share_of
 
 if TYPE_CHECKING:
     from .cache.tiers.connector import Connector
@@ -168,7 +168,7 @@ class Scheduler:
         coming = Coming(self.cache)
         for request in running:
             coming.add(request, request.seen)
-        while at < min(len(self.waiting), self._free_places()) and room > charge:
+        while at < min(len(self.waiting), self._free_places(), MOST_WAITS) and room > charge:
             request = self.waiting[at]
             hit = self.cache.match(request)
             if self._waits(request, hit, coming):

@@ -15,6 +15,8 @@ from .cache.cache import Cache
 from .cache.checkpoints import last_hit
 from .request import Request
 
+MOST_WAITS = 32  # requests that are passed over in a plan because they wait for a prefix: looking costs time
+
 
 def share_of(limits: Limits, cache: Cache, running: Sequence[Request], waiting: Sequence[Request]) -> int:
     """The most rows for a prompt longer than a step. waiting: those there is a place for, in their order."""
@@ -22,15 +24,17 @@ def share_of(limits: Limits, cache: Cache, running: Sequence[Request], waiting: 
     if max((r.unseen for part in (running, waiting) for r in part), default=0) <= budget:
         return budget
     unseen = [r.unseen for r in running]
-    pages, coming = cache.available, Coming(cache)
+    pages, coming, waits = cache.available, Coming(cache), 0
     for request in running:
         coming.add(request, request.seen)
     for request in waiting:
         hit = cache.match(request).tokens
         pages -= cache.pages_for(len(request.tokens)) - cache.pages_for(hit)
-        if pages < 0:
+        if pages < 0 or waits == MOST_WAITS:
             break
-        if not coming.holds_more_of(request, hit):
+        if coming.holds_more_of(request, hit):
+            waits += 1
+        else:
             unseen.append(len(request.tokens) - hit)
             coming.add(request, hit)
     return fair_share(limits, unseen)

@@ -47,6 +47,31 @@ def test_a_mixed_plan_row_by_row():
     assert logit_rows.tolist() == [0, 1, 2, 3, 4, 82]
 
 
+def checkpointed() -> list[Work]:
+    """Places for states at the end of a row, inside one, and none."""
+    plan = mixed()
+    plan[0] = plan[0]._replace(checkpoint=71, checkpoint_slot=21)
+    plan[3] = plan[3]._replace(checkpoint=64, checkpoint_slot=22)
+    return plan
+
+
+def test_export_columns_follow_the_rows_after_the_verify_ones():
+    step = build(checkpointed(), max_requests=8, max_drafts=4, exports=True).step
+    assert step.export_offset.tolist() == [1, 0, 64, 0, 0, 0, 0, 0]
+    assert step.export_slot.tolist() == [21, 0, 22, 0, 0, 0, 0, 0]
+
+
+def test_a_forward_that_does_not_export_is_not_asked_to():
+    step = build(checkpointed(), max_requests=8, max_drafts=4).step
+    assert step.export_offset.tolist() == step.export_slot.tolist() == [0] * 8
+
+
+def test_a_verify_row_has_a_slot_for_the_state_after_each_of_its_rows():
+    plan = [w._replace(scratch=[2, 7, 8]) if w.drafts else w for w in mixed()]
+    step = build(plan, max_requests=8, max_drafts=4).step
+    assert step.scratch.tolist() == [[2, 7, 8, 0, 0]]
+
+
 def test_every_order_of_the_plan_gives_each_request_the_same_rows():
     def by_request(plan):
         step, work, _, _ = build(plan, 8, 4)
