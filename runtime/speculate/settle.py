@@ -5,7 +5,8 @@
     no replay            S1 S2 S3 S4 S5 (scratch)               ->  the request lives in the slot of S3 now
 
 Where a checkpoint lies inside the kept rows, the state there goes to the checkpoint's slot, conv window and
-all, before the request's own moves on. A request that ends keeps no state of its own. L KDA layers.
+all, before the request's own moves on. A request that ends moves on as well, for its last state may be kept;
+one that failed or is gone does not. L KDA layers.
 """
 
 from __future__ import annotations
@@ -48,8 +49,7 @@ class Commit:
             slot = verdict.work.slot
             if verdict.checkpoint:
                 moves.append((slot, rows_to_checkpoint(verdict), verdict.checkpoint_slot))
-            if verdict.finish is None:
-                moves.append((slot, verdict.rows, slot))
+            moves.append((slot, verdict.rows, slot))
         if moves and self.pools is not None:
             slots, rows, into = torch.tensor(moves).unbind(1)
             torch.ops.k3.kda_commit(*self.pools, slots, rows, into)
@@ -63,11 +63,11 @@ class Rotate:
 
     def __call__(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
         """Raises ValueError, before anything is written, for what :func:`verified` refuses, and where a
-        request that goes on keeps no row: the state before its first one is gone.
+        request keeps no row: the state before its first one is gone.
         """
         kept = list(verified(verdicts))
         for verdict in kept:
-            if not verdict.rows and verdict.finish is None:
+            if not verdict.rows:
                 raise ValueError(
                     f"{verdict.work.request!r} keeps none of its {verdict.work.count} verified rows; without "
                     "state replay at least the first one has to be kept"
@@ -76,9 +76,8 @@ class Rotate:
         sources = [v.work.scratch[rows_to_checkpoint(v) - 1] for v in ends]
         copy(self.pools, sources, [v.checkpoint_slot for v in ends])
         for verdict in kept:
-            if verdict.finish is None:
-                work = verdict.work
-                self.holding(work.request).slot = work.scratch[verdict.rows - 1]
+            work = verdict.work
+            self.holding(work.request).slot = work.scratch[verdict.rows - 1]
 
 
 def verified(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:

@@ -196,7 +196,8 @@ def test_a_checkpoint_outside_the_kept_rows_is_refused(boundary, replay):
 
 
 @BOTH
-def test_a_request_that_ended_leaves_its_checkpoint_and_gets_nothing(replay):
+def test_a_request_that_ended_moves_on_as_well_and_one_that_failed_or_is_gone_does_not(replay):
+    """The cache may keep the last state of a request: it is copied when the request's end is committed."""
     scene = Scene([4, 4, 4], replay)
     scene.verify()
     before = [KdaPools(*(t.clone() for t in pool)) for pool in scene.pools]
@@ -208,9 +209,10 @@ def test_a_request_that_ended_leaves_its_checkpoint_and_gets_nothing(replay):
     ]
     scene.settle(ended)
     assert scene.holds(scene.checkpoints[0], 0, 2)
-    private = slice(0, scene.checkpoints[0])
-    assert all(torch.equal(p.state[private], b.state[private]) for p, b in zip(scene.pools, before))
-    assert [scene.now(r) for r in range(3)] == [own[0] for own in scene.own]
+    assert scene.holds(scene.now(0), 0, 3)
+    others = [*scene.own[1], *scene.own[2]]
+    assert all(torch.equal(p.state[others], b.state[others]) for p, b in zip(scene.pools, before))
+    assert [scene.now(r) for r in (1, 2)] == [own[0] for own in scene.own[1:]]
 
 
 @BOTH
