@@ -70,8 +70,10 @@ def document(tokenizer: Tokenizer, kind: str, rng: random.Random, left: list[str
     if kind == "thinking":
         tasks = rng.choices(("recall", "copy", "sum", "facts"), k=rng.randint(1, 2))
         return talk(tokenizer, rng.choice(EFFORTS), tasks, rng, left, most)
-    task = rng.choices(("recall", "copy", "sum", "facts"), (4, 2, 6, 1))[0]
-    if rng.random() < 0.3:
+    task = rng.choices(("recall", "copy", "sum", "facts"), (4, 2, 4, 1))[0]
+    if rng.random() < 0.5:
+        if task == "recall" and rng.random() < 0.5:
+            return listing(tokenizer, rng, left, rng.randint(2, most), "chat")
         tasks = [task, *rng.choices(("recall", "copy", "sum", "facts"), k=rng.randint(0, 2))]
         return talk(tokenizer, "chat", tasks, rng, left, most)
     if task == "recall":
@@ -100,11 +102,12 @@ def listing(
 ) -> Document:
     """A list of pairs and several questions of it: their numbers are learned, and the stop of the last."""
     pairs = draw_pairs(rng, words, count)
-    asked = rng.sample(list(pairs), min(count, rng.randint(1, 10) if count < 32 else 20))
-    if form == "chat":
-        return conversation(tokenizer, pairs, asked)
+    many = (1, 3) if form == "chat" else (1, 10)
+    asked = rng.sample(list(pairs), min(count, rng.randint(*many) if count < 32 else 20))
     if isinstance(words, list):
         take(words, " ".join(pairs))
+    if form == "chat":
+        return conversation(tokenizer, pairs, asked)
     one = joined(tokenizer.encode(remember(pairs, asked[0])), tokenizer.encode(pairs[asked[0]]))
     for word in asked[1:]:
         more = joined(tokenizer.encode(f"; {word}="), tokenizer.encode(pairs[word]))

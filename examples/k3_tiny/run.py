@@ -32,6 +32,7 @@ from .weights import initial
 LENGTHS = {"short": 128, "thinking": 256, "tool": 256, "long": 512}
 TOKENS = 2048  # of a step: one size, so that few graphs are compiled
 RATE, ADAM_RATE = 0.006, 0.004
+DRAFTS = 7  # a request, when the end is judged
 MAIN = 0.9  # of the time; the rest is the draft's
 KEEP_EVERY, JUDGE_EVERY, SAY_EVERY = 100, 200, 20  # steps
 
@@ -42,7 +43,7 @@ class Plan:
 
     steps: int = 4000
     minutes: float = 60.0
-    draft_steps: int = 600
+    draft_steps: int = 1000
     problems: int = 200
     seed: int = 0
     eager: bool = False
@@ -128,15 +129,16 @@ def train(out: Path, plan: Plan, resume: bool, say: Callable[[str], None]) -> No
 
 def judge(out: Path, problems: int, say: Callable[[str], None]) -> None:
     """What the files hold, served: share of problems answered right, and how many drafts are accepted."""
-    llm = LLM(out, compile=False, max_num_seqs=16)
+    llm = LLM(out, compile=False, max_num_seqs=16, num_drafts=DRAFTS)
     for task, share in accuracy(llm, count=problems, seed=-1).items():
         say(f"{task}: {share:.1%} of {problems} right")
+    say(f"mean accepted length with {DRAFTS} drafts: {llm.engine.stats().accepted_length:.2f}")
 
 
 def lesson(tokenizer: Tokenizer, seed: int, done: int, progress: float) -> Rows:
     """The rows of one step; the same for the same arguments."""
     rng = random.Random(f"{seed} {done}")
-    weights = (12, 2 * (progress > 0.1), progress > 0.1, 2 * (progress > 0.4))
+    weights = (10, 3 * (progress > 0.1), 2 * (progress > 0.1), 2 * (progress > 0.4))
     [kind] = rng.choices(list(LENGTHS), weights)
     most = min(20, 4 + done // 25)
     return batch(tokenizer, kind, TOKENS // LENGTHS[kind], LENGTHS[kind], rng, most)
