@@ -18,7 +18,7 @@ from k3compile.cli.main import main
 from k3compile.cli.serve import chosen, read_key
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "serve.py"  # the same as `k3 serve`
-SMALL = ["--port", "0", "--max-model-len", "2048", "--max-num-seqs", "4"]
+SMALL = ["--port", "0", "--max-model-len", "2048", "--max-num-seqs", "4", "--prefix-match-unit", "64"]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,36 @@ GREEDY = {"temperature": 0, "max_tokens": 24}
 
 def test_the_pool_sizes_are_printed(served):
     assert any("pages" in line and "state slots" in line for line in served.log)
+
+
+def test_what_is_on_and_who_drafts_is_printed(served):
+    assert any("features on: prefix_cache, contiguous_views" in line for line in served.log)
+    assert any("inert: adaptive_budget (needs speculate)" in line for line in served.log)
+    assert any("drafts: none" in line for line in served.log)
+    assert any("a state is kept every" in line for line in served.log)
+
+
+def test_a_prompt_that_comes_again_is_found_and_another_tenants_is_not(served):
+    text = "The quick brown fox jumps over the lazy dog. " * 12
+    talk = [{"role": "user", "content": text}]
+
+    def found(endpoint, **options):
+        """Tokens of two equal prompts that were not run, where the last multiple of 64 is to be had."""
+        usages = [endpoint.create(model="k3-tiny", **options, **GREEDY).usage for _ in range(2)]
+        assert usages[1].prompt_tokens_details.cached_tokens == (usages[1].prompt_tokens - 1) // 64 * 64 > 0
+        return usages[0].prompt_tokens_details.cached_tokens
+
+    client = served.client
+    assert found(client.completions, prompt=text) == 0
+    assert found(client.completions, prompt=text, extra_body={"cache_salt": "another tenant"}) == 0
+    assert found(client.chat.completions, messages=talk) == 0
+    options = {"model": "k3-tiny", "stream": True, "stream_options": {"include_usage": True}, **GREEDY}
+    *_, last = client.chat.completions.create(messages=talk, **options)
+    assert last.usage.prompt_tokens_details.cached_tokens > 0
+    with pytest.raises(openai.BadRequestError, match="cache_salt"):
+        client.completions.create(model="k3-tiny", prompt=text, extra_body={"cache_salt": ""})
+    queries, hits = (served.metric(f"k3:prefix_cache_{name}_total") for name in ("queries", "hits"))
+    assert 3 * 64 < hits < queries
 
 
 def test_the_model_is_listed_under_the_folders_name(served):
