@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from .cli.loading import load, or_shipped
+from .cli.loading import drafts_of, load, or_shipped
 from .features import nearest
 from .options import CompileOptions
 from .options import parse as parse_options
@@ -140,6 +140,7 @@ class LLM:
     ) -> None:
         options = options if isinstance(options, CompileOptions) else parse_options(options)
         path, draft = or_shipped(path), None if draft is None else Path(draft)
+        engine["num_drafts"] = drafts_of(engine.get("num_drafts"), path)
         config = engine_config({"prefix_cache": True, **engine})
         serving = plan(config, options, checkpoint=path, draft=draft, compiled=compile)
         for line in serving.warnings:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from ..serving import plan
-from .loading import load, log_to_stderr, or_shipped
+from .loading import drafts_of, load, log_to_stderr, or_shipped
 
 Talker = Callable[[list[dict]], Iterator[tuple[str, str]]]  # messages -> (channel, text) as it comes
 
@@ -127,8 +127,9 @@ def local(path: Path, thinking: bool, effort: str, settings: dict) -> Talker:
     from ..runtime.server.answer import Answer, ChatReader
 
     params = SamplingParams(**settings)
-    serving = plan(EngineConfig(max_num_seqs=1, prefix_cache=True), compiled=False)
-    _, engine, tokenizer, _ = load(path, serving.engine)
+    config = EngineConfig(max_num_seqs=1, prefix_cache=True, num_drafts=drafts_of(None, path))
+    serving = plan(config, checkpoint=path, compiled=False)
+    _, engine, tokenizer, _ = load(path, serving.engine, draft=serving.draft)
     engine.start()
     turns = itertools.count()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from ..serving import DRAFT_FOLDER
 
 if TYPE_CHECKING:
     from ..forward import CompiledForward, Pools
@@ -50,6 +53,16 @@ def or_shipped(path: str | Path | None) -> Path:
             "give a folder, such as `k3 make-checkpoint --preset tiny DIR` makes"
         )
     return SHIPPED
+
+
+def drafts_of(num_drafts: int | None, checkpoint: Path) -> int:
+    """``num_drafts``, or where nothing was said as many as the draft of the package's own model proposes at
+    once; none for another model, whose draft may not pay.
+    """
+    config = SHIPPED / DRAFT_FOLDER / "config.json"
+    if num_drafts is not None or checkpoint != SHIPPED or not config.is_file():
+        return num_drafts or 0
+    return json.loads(config.read_text(encoding="utf-8"))["block_size"]
 
 
 def check_checkpoint(path: Path) -> None:

@@ -21,7 +21,7 @@ from ..runtime.engine_config import EngineConfig
 from ..runtime.server.server_config import ServerConfig
 from ..serving import SET_BY_FEATURES, plan
 from .flags import pick, with_flags
-from .loading import DTYPES, Loaded, check_checkpoint, load, log_to_stderr, or_shipped
+from .loading import DTYPES, Loaded, check_checkpoint, drafts_of, load, log_to_stderr, or_shipped
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,9 @@ def serve_checkpoint(
     prefix_cache: Annotated[
         bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Keep what prompts have in common.")
     ] = True,
+    num_drafts: Annotated[
+        int | None, typer.Option(help="Of a request in a step, 0 to 16; default: 0, with the tiny one 7.")
+    ] = None,
     draft: Annotated[
         Path | None, typer.Option(help="Folder of a DSpark draft; default: draft/ in the checkpoint.")
     ] = None,
@@ -55,7 +58,8 @@ def serve_checkpoint(
     name = model_name or checkpoint.resolve().name
     server = pick(ServerConfig, {**flags, "model_name": name})
     options = pick(CompileOptions, {**flags, "features": chosen(features)})
-    engine_config = pick(EngineConfig, {**flags, "prefix_cache": prefix_cache})
+    capable = {"prefix_cache": prefix_cache, "num_drafts": drafts_of(num_drafts, checkpoint)}
+    engine_config = pick(EngineConfig, {**flags, **capable})
     serving = plan(engine_config, options, checkpoint=checkpoint, draft=draft, compiled=compiled)
     if compiled:
         read_switches()  # a mistake in them is told here, not by a compile that fails
@@ -86,7 +90,7 @@ def serve_checkpoint(
 
 serve = with_flags(
     serve_checkpoint,
-    (EngineConfig, (*SET_BY_FEATURES, "prefix_cache")),
+    (EngineConfig, (*SET_BY_FEATURES, "prefix_cache", "num_drafts")),
     (ServerConfig, ("model_name",)),
     (CompileOptions, ()),
 )

@@ -9,7 +9,7 @@ from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.tokenizer_train import train_bpe
 
 from k3compile.cli import loading
-from k3compile.cli.loading import check_checkpoint, load, log_to_stderr, or_shipped
+from k3compile.cli.loading import check_checkpoint, drafts_of, load, log_to_stderr, or_shipped
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,15 @@ def test_no_folder_means_the_model_that_came_with_the_package(tmp_path, monkeypa
         or_shipped(None)
     (tmp_path / "config.json").write_text("{}")
     assert or_shipped(None) == tmp_path
+
+
+def test_the_packages_own_model_drafts_unless_it_is_told_not_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "SHIPPED", tmp_path)
+    assert drafts_of(None, tmp_path) == 0, "it has no draft"
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text(json.dumps({"block_size": 5}))
+    assert [drafts_of(given, tmp_path) for given in (None, 0, 3)] == [5, 0, 3]
+    assert [drafts_of(given, tmp_path / "other") for given in (None, 0, 3)] == [0, 0, 3]
 
 
 def test_a_checkpoint_is_loaded_with_an_engine_that_is_not_started(tiny):
