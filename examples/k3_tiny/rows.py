@@ -117,8 +117,8 @@ def listing(
 
 def conversation(tokenizer: Tokenizer, pairs: dict[str, str], asked: list[str]) -> Document:
     """The same as turns of a chat."""
-    turns = [(remember(pairs, asked[0]), pairs[asked[0]]), *((f"{word}=", pairs[word]) for word in asked[1:])]
-    replies = [{"role": "assistant", "content": answer} for _, answer in turns]
+    turns = [(remember(pairs, asked[0]), asked[0]), *((f"; {word}=", word) for word in asked[1:])]
+    replies = [{"role": "assistant", "content": f" {word}={pairs[word]}"} for _, word in turns]
     return turns_of(tokenizer, [question for question, _ in turns], replies, {"thinking": False})
 
 

@@ -1,9 +1,9 @@
 """Problems with one right answer, for the tiny model that is trained on them: made here, from a seed.
 
-    recall   Remember: river=47, wind=13; wind=          13
+    recall   Remember: river=47, wind=13; wind=          13, and in a chat: wind=13
     long     the same with up to 64 pairs                 ..
     copy     Copy: river wind year =>                     river wind year
-    sum      37+45=      or: What is 37+45?               82
+    sum      37+45=      or: What is 37+45?               82, and in a chat: 37+45=82
     facts    The capital of Peru is                       Lima.
     tool     What is the weather in Lima?                 a call of get_weather, city="Lima"
 
@@ -130,14 +130,16 @@ def make(task: str, form: str, rng: random.Random, words: Sequence[str] = WORDS,
         low, high = (2, most) if task == "recall" else (32, 64)
         pairs = draw_pairs(rng, words, rng.randint(low, min(high, len(words))))
         asked = rng.choice(list(pairs))
-        return Problem(task, form, remember(pairs, asked), pairs[asked])
+        said = pairs[asked] if form == "plain" else f" {asked}={pairs[asked]}"
+        return Problem(task, form, remember(pairs, asked), said)
     if task == "copy":
         picked = " ".join(rng.sample(words, rng.randint(2, min(12, most, len(words)))))
         return Problem(task, form, f"Copy: {picked} =>", f" {picked}")
     if task == "sum":
         a, b = rng.randrange(100), rng.randrange(100)
         said = form != "plain" and rng.random() < 0.5
-        return Problem(task, form, f"What is {a}+{b}?" if said else f"{a}+{b}=", str(a + b))
+        answer = str(a + b) if form == "plain" else f"{a}+{b}={a + b}"
+        return Problem(task, form, f"What is {a}+{b}?" if said else f"{a}+{b}=", answer)
     if task == "tool":
         city = rng.choice(list(CAPITALS.values()))
         return Problem(task, form, f"What is the weather in {city}?", city)

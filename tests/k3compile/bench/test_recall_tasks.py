@@ -54,6 +54,12 @@ def test_an_answer_is_what_the_question_alone_says(task):
         said = problem.answer.strip()
         if task == "facts" and problem.question not in TALK:
             assert said.endswith(f"{solve(problem.question)}."), problem
+        elif task in ("recall", "long") and problem.form != "plain":
+            asked = problem.question.split("; ")[1]
+            assert said == f"{asked}{solve(problem.question)}", problem
+        elif task == "sum" and problem.form != "plain":
+            asked = problem.question.removeprefix("What is ").rstrip("?=")
+            assert said == f"{asked}={solve(problem.question)}", problem
         else:
             assert said == solve(problem.question), problem
 
