@@ -68,10 +68,10 @@ def test_a_forgotten_prompt_is_loaded_and_not_run_again(toy, tmp_path, tier):
 
 def test_a_restart_serves_from_the_folder(toy, tmp_path):
     prompts = prompts_of(3, 30)
-    first = engine_of(toy, tmp_path, num_checkpoints=16)
+    first = engine_of(toy, tmp_path, num_checkpoints=16, num_pages=64)  # nothing has to go
     ask(toy, first, prompts)
     first.stop()
-    second = engine_of(toy, tmp_path)
+    second = engine_of(toy, tmp_path, num_checkpoints=16, num_pages=64)
     assert [update.cached_tokens for update in ask(toy, second, prompts)] == [28, 28, 28]
     longer = [p + toy.alone(p, 4) + [5, 6, 7] for p in prompts]  # the next turn of each
     ask(toy, second, longer, tag="turn")
