@@ -6,6 +6,8 @@ import pytest
 import torch
 from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.runtime.sampling_params import SamplingParams
+from k3compile.runtime.speculate.dspark import DSparkDrafter
+from k3compile.runtime.speculate.dspark_checkpoint import make_draft
 
 from k3compile import LLM
 
@@ -199,6 +201,23 @@ def test_features_and_capabilities_become_the_engines_settings(path):
     assert (made.prefix_cache, made.state_replay, made.adaptive_budget) == (True, True, False)
     made = LLM(path, compile=False, prefix_cache=False, max_model_len=64).engine.config
     assert (made.prefix_cache, made.state_replay, made.adaptive_budget) == (False, True, True)
+
+
+@pytest.mark.parametrize("folder", [None, "draft"])
+def test_drafts_of_either_kind_change_no_greedy_answer(llm, path, folder):
+    make_draft(path)
+    more = {"draft": path / folder} if folder else {}
+    drafting = LLM(
+        path, compile=False, dtype="float64", max_model_len=512, max_num_seqs=3, num_drafts=3, **more
+    )
+    drafter = drafting.engine.speculation.drafter
+    assert isinstance(drafter, DSparkDrafter), "the checkpoint brings its draft, whether it is named or not"
+    prompts = ["Once upon a time", "one two one two one"]
+    assert [a.token_ids for a in drafting.generate(prompts, GREEDY)] == [
+        a.token_ids for a in llm.generate(prompts, GREEDY)
+    ]
+    assert drafting.engine.speculation.error is None
+    assert drafting.engine.stats().drafts_proposed
 
 
 def test_the_salt_of_a_call_reaches_its_requests(llm, monkeypatch):
