@@ -30,7 +30,8 @@ class Request:
 
     id: unique among the requests that live at the same time. prompt: token ids, at least one. priority:
     smaller runs first, then the earlier ``arrival`` (seconds, monotonic clock). cache_salt: requests share
-    cached prefixes only with those of the same salt. Raises ValueError for an empty prompt.
+    cached prefixes only with those of the same salt. Raises ValueError for an empty prompt and for a salt
+    that is no string.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class Request:
     ) -> None:
         if len(prompt) == 0:
             raise ValueError("prompt is empty: a request needs at least one token")
+        if not isinstance(cache_salt, str):
+            raise ValueError(f"cache_salt must be a string, got {cache_salt!r}; leave it out for none")
         self.id = id
         self.params = params or SamplingParams()
         self.arrival = time.monotonic() if arrival is None else arrival

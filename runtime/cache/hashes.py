@@ -30,7 +30,8 @@ class Chain:
         self.stalls = 0  # how often in a row the request was put off with no longer hit than before
         self.stalled_at = -1
         self._tokens = tokens
-        self._keys = [blake2b(salt.encode(), digest_size=HASH_BYTES, person=_PURPOSE).digest()]
+        root = salt.encode("utf-8", "surrogatepass")  # half a character is as good a salt as any
+        self._keys = [blake2b(root, digest_size=HASH_BYTES, person=_PURPOSE).digest()]
 
     def key(self, blocks: int) -> bytes:
         """The name of the first ``blocks`` blocks, all of whose tokens are known."""

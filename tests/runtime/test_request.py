@@ -29,6 +29,12 @@ def test_an_empty_prompt_is_refused():
         Request("a", [])
 
 
+@pytest.mark.parametrize("salt", [None, 5, b"tenant"])
+def test_a_salt_that_is_no_text_is_refused_before_it_reaches_the_engine_thread(salt):
+    with pytest.raises(ValueError, match="cache_salt must be a string"):
+        Request("a", [1], cache_salt=salt)
+
+
 @pytest.mark.parametrize(
     ("tokens", "params", "kept", "finish"),
     [

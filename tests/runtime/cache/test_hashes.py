@@ -29,6 +29,12 @@ def test_each_salt_has_names_of_its_own_from_the_empty_prefix_on():
         assert len({plain.key(n), mine.key(n), theirs.key(n)}) == 3
 
 
+def test_a_salt_of_half_a_character_is_a_salt_like_any_other():
+    """JSON may hold one; raised from a plan, it would end the engine for everybody."""
+    halves = [chain(range(4), salt).key(1) for salt in ("\ud800", "\udfff", "?", "")]
+    assert len(set(halves)) == 4
+
+
 def test_the_names_outlive_the_process():
     assert chain([1, 2, 3, 4], "tenant").key(1).hex().startswith("23c5be0d99f95a5e")
 
