@@ -315,7 +315,7 @@ def test_random_traffic_over_small_tiers(toy, tmp_path, seed):
     """Conversations, tenants, drafts, aborts, preemptions and restarts over tiers that forget and fail."""
     rng = random.Random(seed)
     drafts = rng.choice([0, 3])
-    room = {"host": rng.choice([0, 600, 5000]), "offload_disk_bytes": rng.choice([6000, 40_000])}
+    room = {"host": rng.choice([0, 600, 5000]), "offload_disk_bytes": rng.choice([12_000, 40_000])}
     talks = [(rng.choice(["", "tenant"]), p[:9] + p[:8]) for p in prompts_of(6, 9, seed)]
     counted = 0
     for life in range(3):
@@ -338,6 +338,8 @@ def test_random_traffic_over_small_tiers(toy, tmp_path, seed):
             engine.submit(request, heard[name][0])
             if len(talk) < 40 and rng.random() < 0.5:
                 talks[talks.index((salt, talk))] = (salt, talk + toy.alone(talk, 3) + [n])
+            if rng.random() < 0.3:
+                forget(engine)
             for _ in range(rng.randrange(12)):
                 engine.step()
                 if rng.random() < 0.05 and engine.scheduler.running:
