@@ -1,10 +1,11 @@
 """Twelve requests that meet every edge of page, unit and block, served with any set of features.
 
     page 16   unit 32   block 64   step 160 rows   4 at once   3 drafts
-    request  0 .. 5   lengths around the edges, prefixes shared in part, one under a salt of its own
+    request  0 .. 5   lengths around the edges, prefixes shared in part
     request  6        the first one resent, when all that could push it out has run
     request  7        the first one's next turn: its prompt, its answer, and more
-    request  8 .. 11  a prompt longer than a step, one token more than a unit, a resent one that goes on
+    request  8 .. 11  one token more than a unit, the first one again under a salt of its own (STRANGER), a
+                      prompt longer than a step, a resent one that goes on
 
 Plain data and the drafter that knows the answers; features_server.py serves them.
 """
@@ -22,6 +23,7 @@ from k3compile.runtime.speculate.draft import Draft
 
 PAGE, UNIT, BLOCK = 16, 32, 64
 ROWS, SEQS, DRAFTS = 160, 4, 3
+STRANGER = 9
 TEXT = 90  # ids from here on are control tokens
 
 
@@ -59,13 +61,13 @@ def traffic(seed: int = 0) -> list[Ask]:
         Ask(first, 8),
         Ask(text(27), 10),
         Ask(first[:100] + text(30), 6, arrival=3),
-        Ask(first[:63], 5, arrival=4, salt="another tenant"),
+        Ask(first[:63], 5, arrival=4),
         Ask(text(64), 3, arrival=5),
         Ask(block, 7, arrival=6),
         Ask(first, 8, arrival=1, after=(0, 2, 5, 7, 10)),
         Ask(text(20), 6, after=(0,), turn_of=0),
-        Ask(text(16), 9, arrival=8),
-        Ask(text(33), 1, arrival=8),
+        Ask(text(33), 9, arrival=8),
+        Ask(first, 1, after=(0,), salt="another tenant"),
         Ask(first[:128] + text(80), 4, arrival=10),
         Ask(block + text(70), 12, after=(5,)),
     ]

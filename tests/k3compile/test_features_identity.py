@@ -5,6 +5,7 @@ import random
 
 import pytest
 from features_server import Abort, Lab, Preempt, Server, same
+from features_traffic import STRANGER
 
 from k3compile.features import FEATURES, expand, subsets
 
@@ -24,6 +25,7 @@ def served(lab, features):
     seen = Server(lab, features).run()
     same(lab, seen)
     assert seen.acted() == set(features), "a feature did nothing, or one was at work unasked"
+    assert seen.cached[STRANGER] == 0, "a tenant was given another's prefix"
     return seen
 
 
