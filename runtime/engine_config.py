@@ -40,7 +40,7 @@ class EngineConfig:
 
     prefix_cache: keep prefixes and run none of them twice. block_size: tokens from one kept state to the next
     (None: as many as take the bytes of a state). prefix_match_unit: tokens to which a hit is exact, a divisor
-    of block_size (None: block_size). retention_interval: tokens between the states that stay when a prompt is
+    of block_size (None: 64 or more, in whole pages). retention_interval: tokens between the states that stay when a prompt is
     through (None: block_size, 0: only ends of prompts and where prompts part). num_checkpoints: slots of kept
     states (None: in proportion to the pages).
 

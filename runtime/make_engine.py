@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .cache.cache import Cache
 from .cache.checkpoints import Grid
-from .cache.sizing import size_pools
+from .cache.sizing import size_pools, unit_of
 from .cache.tiers.build import build_tiers
 from .engine import Engine, ForwardFn
 from .engine_config import EngineConfig
@@ -58,9 +58,7 @@ def make_engine(
         sizes.num_slots,
         sizes.page_size,
         poison=config.poison,
-        grid=Grid(sizes.block_size, config.prefix_match_unit or sizes.block_size)
-        if sizes.block_size
-        else None,
+        grid=Grid(sizes.block_size, unit_of(config, sizes.block_size)) if sizes.block_size else None,
         num_checkpoints=sizes.num_checkpoints,
         retention_interval=config.retention_interval,
         slots_per_request=config.slots_per_request,

@@ -172,6 +172,14 @@ def block_of(config: EngineConfig, each: Bytes) -> int:
     return block
 
 
+def unit_of(config: EngineConfig, block: int) -> int:
+    """Tokens to which a hit is exact: what was asked, or the least on which a state inside a pass can fall,
+    where blocks are whole multiples of it. Finer hits run fewer tokens twice and cost a hash more each.
+    """
+    finest = math.lcm(CHUNK, config.page_size)
+    return config.prefix_match_unit or (finest if block % finest == 0 else block)
+
+
 def pages_within(config: EngineConfig, sizes: PoolSizes, longest: int) -> PoolSizes:
     """Fill in pages, checkpoints and the longest request."""
     budget = config.kv_cache_bytes or DEFAULT_CACHE_BYTES

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from k3compile.runtime.cache.pools import KdaPools
-from k3compile.runtime.cache.sizing import Bytes, measure, pool_bytes, size_pools
+from k3compile.runtime.cache.sizing import Bytes, measure, pool_bytes, size_pools, unit_of
 from k3compile.runtime.engine_config import DEFAULT_CACHE_BYTES, EngineConfig
 from k3compile.runtime.model import Model
 from small_models import SMALL, SMALL_LINEAR
@@ -175,3 +175,17 @@ def test_for_eight_drafts_a_request_takes_one_state_and_records_instead_of_nine_
     assert taken[False] == 9 * state
     assert taken[True] < 0.4 * taken[False]
     assert taken[True] > state
+
+
+@pytest.mark.parametrize(
+    ("asked", "block", "unit"),
+    [
+        ({}, 768, 64),
+        ({"page_size": 48}, 768, 192),
+        ({"prefix_match_unit": 256}, 768, 256),
+        ({"page_size": 96}, 96, 96),  # 192 does not divide it
+        ({"page_size": 8}, 16, 16),
+    ],
+)
+def test_hits_are_as_fine_as_blocks_and_pages_allow(asked, block, unit):
+    assert unit_of(EngineConfig(**asked), block) == unit
