@@ -67,6 +67,7 @@ def make_engine(
     forward = compile_forward(model, own) if compile_forward else lambda step: model.forward(step, own)
     drafter = drafter or make_drafter(model, draft, pools, config)
     device, vocab_size = device_of(pools), model.config.vocab_size
+    settle = settler(own, config.state_replay, cache.holding)
     adaptive = make_adaptive(drafter, forward, model.logits, config, vocab_size, device)
     tiers = build_tiers(config, cache, own, model.config, weights_of(model, draft), pools[len(own) :])
     return Engine(
@@ -78,7 +79,7 @@ def make_engine(
         model.config.eos_token_ids,
         pools=pools,
         device=device,
-        speculation=Speculation(drafter, settler(own, config.state_replay, cache.holding), adaptive),
+        speculation=Speculation(drafter, settle, adaptive, config.num_drafts, vocab_size),
         tiers=tiers,
     )
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..engine_config import EngineConfig
 from ..request import Request
 from .costs import CostTable, ForwardFn, measure_draft, measure_forward
-from .draft import Draft, Drafter
+from .draft import Draft, Drafter, first
 
 log = logging.getLogger(__name__)
 
@@ -153,14 +153,6 @@ def make_adaptive(
     pairs = ", ".join(f"{n}: {1e3 * s:.2f}" for n, s in zip(verify.rows, verify.seconds))
     log.info("a step by its rows, in ms: %s", pairs)
     return adaptive
-
-
-def first(draft: Draft | None, count: int) -> Draft | None:
-    """The first ``count`` tokens of a draft."""
-    if draft is None or not count:
-        return None
-    parts = [part if part is None else part[:count] for part in draft[1:]]
-    return Draft(draft.tokens[:count], *parts)
 
 
 def confidences(draft: Draft | None, record: Record) -> tuple[float, ...]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
+from .verify import NO_DRAFT
+
 if TYPE_CHECKING:
     from ..cache.holding import Holding
     from ..request import Request
@@ -29,6 +31,39 @@ class Draft(NamedTuple):
     tokens: list[int]
     probs: Tensor | None = None
     confidence: Tensor | None = None
+
+
+def sound(draft: Draft | None, most: int, vocab_size: int) -> Draft | None:
+    """The first ``most`` tokens of a draft at most, up to a NO_DRAFT; None where none are left.
+
+    Raises ValueError for what no target of ``vocab_size`` ids could verify.
+    """
+    if draft is None:
+        return None
+    tokens, count = draft.tokens, min(len(draft.tokens), most)
+    if not isinstance(tokens, list):
+        raise ValueError(f"the tokens of a draft must be a list of ids, got {type(tokens)}")
+    for name, part, shape in (
+        ("probs", draft.probs, (len(tokens), vocab_size)),
+        ("confidence", draft.confidence, (len(tokens),)),
+    ):
+        if part is not None and part.shape != shape:
+            raise ValueError(f"the {name} of a draft are {[*part.shape]} and must be {[*shape]}")
+    for place, token in enumerate(tokens[:count]):
+        if token == NO_DRAFT:
+            count = place
+            break
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise ValueError(f"a draft holds {token!r}, token ids are from 0 to {vocab_size - 1}")
+    return first(draft, count)
+
+
+def first(draft: Draft | None, count: int) -> Draft | None:
+    """The first ``count`` tokens of a draft; None where that is nothing."""
+    if draft is None or not count or count == len(draft.tokens):
+        return draft if count else None
+    parts = [part if part is None else part[:count] for part in draft[1:]]
+    return Draft(draft.tokens[:count], *parts)
 
 
 class Drafter(Protocol):

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..engine_config import MOST_DRAFTS
+from .draft import Draft, Drafter, sound
+
 if TYPE_CHECKING:
     from ..cache.cache import Holding
     from ..request import Request
     from ..scheduler import Verdict
     from ..step import Batch, Step
     from .adaptive import Adaptive
-    from .draft import Drafter
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,8 @@ class Speculation:
 
     settle: called with the step and what is kept of each piece of work; moves the state of each verify row
     to the end of its kept rows and writes the checkpoint that its verdict names. adaptive: which proposals
-    are worth their verification, and how much of each (None: all of all).
+    are worth their verification, and how much of each (None: all of all). num_drafts, vocab_size: of the
+    engine; a draft that is longer is cut, and ids that are none switch the drafter off.
     """
 
     def __init__(
@@ -40,10 +43,13 @@ class Speculation:
         drafter: Drafter | None = None,
         settle: Settle | None = None,
         adaptive: Adaptive | None = None,
+        num_drafts: int = MOST_DRAFTS,
+        vocab_size: int = 1 << 62,
     ) -> None:
         self.drafter = drafter
         self._settle = settle
         self.adaptive = adaptive
+        self._bounds = num_drafts, vocab_size
         self.error: str | None = None  # why the drafter was switched off
 
     @property
@@ -75,12 +81,18 @@ class Speculation:
         """Give each of ``running``, the requests that decode next, its drafts."""
         if self.drafter is None or not running:
             return
-        found = self._guarded(lambda drafter: drafter.propose(running, holdings))
-        drafts = found if found is not None else [None] * len(running)
-        if self.adaptive is not None:
-            drafts = self.adaptive.trim(running, drafts)
-        for request, draft in zip(running, drafts, strict=True):
+        drafts = self._guarded(lambda drafter: self._drafts(drafter, running, holdings))
+        for request, draft in zip(running, drafts or [None] * len(running), strict=True):
             request.propose(draft)
+
+    def _drafts(
+        self, drafter: Drafter, running: Sequence[Request], holdings: Sequence[Holding]
+    ) -> list[Draft | None]:
+        """What can be verified of the drafter's proposals, and is worth it. Raises ValueError for others."""
+        drafts = [sound(draft, *self._bounds) for draft in drafter.propose(running, holdings)]
+        if len(drafts) != len(running):
+            raise ValueError(f"{len(drafts)} drafts were proposed for {len(running)} requests")
+        return drafts if self.adaptive is None else self.adaptive.trim(running, drafts)
 
     def forget(self, request: Request) -> None:
         """The request ended or was thrown out."""

@@ -180,7 +180,8 @@ def toy_engine(model: ToyModel | None = None, drafter=None, exports: bool = Fals
     settings = EngineConfig(**{**small, **config})
     engine = make_engine(model or ToyModel(), settings, exporting if exports else None, drafter=drafter)
     if settings.state_replay:  # the records of the toy are not those of a model
-        engine.speculation = Speculation(drafter, functools.partial(settle, engine.pools))
+        own = functools.partial(settle, engine.pools)
+        engine.speculation = Speculation(drafter, own, None, settings.num_drafts, VOCAB)
     return engine
 
 

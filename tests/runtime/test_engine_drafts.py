@@ -9,7 +9,9 @@ import itertools
 import random
 
 import pytest
+import torch
 from k3compile.runtime.request import Request
+from k3compile.runtime.speculate.draft import Draft
 from oracle_drafter import OracleDrafter
 
 DRAFTS = 7
@@ -230,6 +232,27 @@ def test_a_drafter_that_breaks_is_switched_off_and_nobody_notices(toy, oracle):
     assert heard.tokens == toy.alone(prompt, 40)
     assert engine.speculation.drafter is None
     assert engine.speculation.error == "RuntimeError: no idea"
+
+
+@pytest.mark.parametrize(
+    ("proposed", "error"),
+    [
+        (lambda requests: [Draft([5, 97]) for _ in requests], "97"),
+        (lambda requests: [Draft([5])] * (len(requests) + 1), "requests"),
+        (lambda requests: [Draft([5, 6], torch.ones(1, 97)) for _ in requests], "probs"),
+        (lambda requests: [Draft([5] * 9) for _ in requests], None),
+        (lambda requests: [Draft([-1]) for _ in requests], None),
+    ],
+)
+def test_a_draft_that_cannot_be_verified_costs_nobody_an_answer(toy, oracle, proposed, error):
+    engine = engine_of(toy, drafter := oracle(lambda r: 3))
+    drafter.propose = lambda requests, holdings: proposed(requests)
+    asked = [Request(n, text(toy, 9, seed=i), toy.greedy(12)) for i, n in enumerate("ab")]
+    heard = toy.run(engine, asked)
+    for request in asked:
+        assert heard[request.id].tokens == toy.alone(request.prompt, 12)
+    assert (engine.speculation.error is None) == (error is None)
+    assert error is None or error in engine.speculation.error
 
 
 def test_a_settlement_that_fails_ends_the_requests_of_its_step(toy, oracle):

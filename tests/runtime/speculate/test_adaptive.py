@@ -9,9 +9,9 @@ import pytest
 import torch
 from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.request import Request
-from k3compile.runtime.speculate.adaptive import Adaptive, Record, first, make_adaptive
+from k3compile.runtime.speculate.adaptive import Adaptive, Record, make_adaptive
 from k3compile.runtime.speculate.costs import CostTable
-from k3compile.runtime.speculate.draft import Draft
+from k3compile.runtime.speculate.draft import Draft, first
 from k3compile.runtime.speculate.ngram import NgramDrafter
 
 FREE = CostTable((1, 2), (1.0, 1.0))  # rows cost nothing
