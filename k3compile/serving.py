@@ -56,7 +56,7 @@ class Serving:
         source = "n-grams of the request's own tokens, as there is no draft checkpoint"
         if self.draft is not None:
             source = f"the DSpark draft in {self.draft}"
-        chosen = ", as many as their confidence is worth" if self.engine.adaptive_verification else ""
+        chosen = ", as many as pay" if self.engine.adaptive_verification else ""
         return f"up to {count} a request from {source}; verified by the {rule} rule{chosen}"
 
 
@@ -90,7 +90,7 @@ def plan(
         replace(options, features=asked) if len(asked) > len(given) else options,
         settings,
         draft,
-        (*idle_features(given, settings, compiled), *idle_settings(engine, draft)),
+        tuple(idle_features(given, settings, compiled)),
     )
 
 
@@ -142,10 +142,3 @@ def idle_features(given: Iterable[str], settings: dict[str, Setting], compiled: 
         passes = [n for n in named if FEATURES[n].by == "pass" and settings[n].on]
         told += [f"{name} is asked for and does nothing: the model is not compiled" for name in passes]
     return told
-
-
-def idle_settings(engine: EngineConfig, draft: Path | None) -> list[str]:
-    """Settings of the engine that will do nothing."""
-    if engine.adaptive_verification and draft is None:
-        return ["adaptive_verification does nothing: an n-gram draft has no confidence to go by"]
-    return []

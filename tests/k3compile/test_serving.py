@@ -45,8 +45,12 @@ def test_what_was_named_and_cannot_act_is_said():
         "state_replay is asked for and does nothing: needs speculate",
         "latent_tail is asked for and does nothing: the model is not compiled",
     )
-    made = plan(EngineConfig(num_drafts=2, adaptive_verification=True))
-    assert "no confidence" in made.warnings[0]
+
+
+def test_who_drafts_and_who_judges_is_said():
+    made = plan(EngineConfig(num_drafts=2, adaptive_verification=True, verification="standard"))
+    assert made.lines()[1].endswith("verified by the standard rule, as many as pay")
+    assert made.warnings == ()
 
 
 @pytest.mark.parametrize(
