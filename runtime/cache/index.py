@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from .free_list import FreeList
 from .hashes import Chain
+from .kept import KeptOrder
 from .lru import Lru
 from .node import Node
 from .orders import Orders
@@ -30,7 +31,7 @@ class PrefixIndex:
         self._nodes: dict[bytes, Node] = {}
         self._pages, self._states, self._orders = pages, states, orders
         self._leaves: Lru[Node] = Lru()  # without locks and children
-        self._kept: Lru[Node] = Lru()  # with a state that may go
+        self._kept = KeptOrder(states.size - states.first)  # with a state that may go
         self._told: list[Node] = []
         self._clock = 0
 
@@ -129,7 +130,7 @@ class PrefixIndex:
         node.pins -= 1
         self.pinned -= 1
         if node.state and not node.pins:
-            self._kept.add(node, node.state_used)
+            self._kept.add(node)
         self.unlock(node)
 
     def keep_state(self, owner: object, node: Node, slot: int) -> None:
@@ -138,24 +139,31 @@ class PrefixIndex:
         self._states.move(owner, node, [slot])
         node.state = slot
         self.touch_state(node)
+        above = node.parent
+        while above is not None and not above.state:
+            above = above.parent
+        if above is not None:
+            self._kept.go_past(above)
 
     def lose_state(self, node: Node) -> int:
         """Take a node's state from it; the slot is free."""
         assert node.state, f"{node} has no state"
         assert not node.pins, f"the state of {node} is being copied"
-        slot, node.state, node.rolling = node.state, 0, None
         self._kept.discard(node)
+        slot, node.state, node.rolling = node.state, 0, None
+        node.passed = node.came_back = False
         self._states.give(node, [slot])
         return slot
 
     def touch_state(self, node: Node) -> None:
         """The state was used now."""
         node.state_used = self._tick()
+        self._kept.come_back(node)
         if not node.pins:
-            self._kept.add(node, node.state_used)
+            self._kept.add(node)
 
     def evict_state(self) -> bool:
-        """Free the slot of the state that was not used for the longest time; False when none may go."""
+        """Free the slot of a state (:class:`KeptOrder` says which); False when none may go."""
         node = self._kept.pop()
         if node is None:
             return False

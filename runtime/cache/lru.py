@@ -37,11 +37,19 @@ class Lru(Generic[T]):
         """Take an item out, if it is in."""
         self._stamps.pop(item, None)
 
+    def oldest(self) -> int | None:
+        """The stamp of the oldest; None when there is none."""
+        while self._heap:
+            stamp, _, item = self._heap[0]
+            if self._stamps.get(item) == stamp:
+                return stamp
+            heapq.heappop(self._heap)
+        return None
+
     def pop(self) -> T | None:
         """Take the oldest out; None when there is none."""
-        while self._heap:
-            stamp, _, item = heapq.heappop(self._heap)
-            if self._stamps.get(item) == stamp:
-                del self._stamps[item]
-                return item
-        return None
+        if self.oldest() is None:
+            return None
+        item = heapq.heappop(self._heap)[2]
+        del self._stamps[item]
+        return item

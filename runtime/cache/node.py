@@ -12,7 +12,7 @@ class Node:
 
     __slots__ = (
         *("key", "parent", "tokens", "pages", "state"),
-        *("children", "locks", "pins", "rolling", "used", "state_used"),
+        *("children", "locks", "pins", "rolling", "used", "state_used", "passed", "came_back"),
     )
 
     def __init__(self, key: bytes, parent: Node | None, tokens: int, pages: tuple[int, ...]) -> None:
@@ -27,6 +27,8 @@ class Node:
         self.rolling: object | None = None  # whose passing state it is: nobody else went on from it yet
         self.used = 0
         self.state_used = 0
+        self.passed = False  # its state: the text that left it has a later one
+        self.came_back = False  # its state: somebody used it after that
 
     def __repr__(self) -> str:
         name = self.key.hex()[:8]

@@ -342,6 +342,50 @@ def test_the_forward_decides_between_steps_how_prompts_are_cut(toy):
     assert [cached(h) for h in serve(toy, engine, [first, second])] == [256, 256]
 
 
+@BOTH
+def test_conversations_that_take_turns_find_each_others_ends_and_not_only_their_own_past(toy, exports):
+    """Ten on the sixteen slots of the default, which hold all their ends and few of their other states."""
+    turns, new, said, unit = 3, 100, 50, 64
+    engine = toy.engine(
+        exports=exports,
+        page_size=16,
+        num_pages=10 * 32 + 1,
+        max_num_seqs=16,
+        max_num_batched_tokens=512,
+        prefix_cache=True,
+        block_size=768,
+        prefix_match_unit=unit,
+    )
+    assert engine.cache.total_slots - engine.cache.slots.size == 16
+    chats = [text(toy, new, seed=n) for n in range(10)]
+    for turn in range(turns):
+        for n, chat in enumerate(chats):
+            (heard,) = serve(toy, engine, [chat], max_tokens=said)
+            assert cached(heard) == max(len(chat) - new - 1, 0) // unit * unit
+            chats[n] = [*chat, *heard.tokens, *text(toy, new, seed=100 * turn + n)]
+
+
+@BOTH
+def test_a_prompt_is_found_again_however_often_it_was_answered(toy, exports):
+    """The state at its end is passed by each answer, and come back to."""
+    engine = toy.engine(
+        exports=exports,
+        page_size=16,
+        num_pages=400,
+        max_num_batched_tokens=512,
+        prefix_cache=True,
+        block_size=768,
+        prefix_match_unit=64,
+        num_checkpoints=4,
+    )
+    prompt = text(toy, 200)
+    found = []
+    for n in range(4):
+        found.append(cached(serve(toy, engine, [prompt], max_tokens=80)[0]))
+        serve(toy, engine, [text(toy, 130, seed=n)], max_tokens=2)
+    assert found == [0, 192, 192, 192]
+
+
 def test_what_the_cache_cannot_keep_is_counted_by_reason(toy):
     engine = toy.engine(
         page_size=4,

@@ -56,3 +56,12 @@ def test_random_use_agrees_with_a_sorted_list_and_leaves_no_heap_behind():
             plain.pop(oldest, None)
         assert len(lru) == len(plain)
     assert len(lru._heap) <= 2 * 50 + 66
+
+
+def test_the_oldest_stamp_is_known_before_it_goes():
+    lru = Lru()
+    assert lru.oldest() is None
+    for item, stamp in [("a", 3), ("b", 1), ("a", 5)]:
+        lru.add(item, stamp)
+    lru.discard("b")
+    assert (lru.oldest(), lru.pop(), lru.oldest()) == (5, "a", None)
