@@ -138,7 +138,7 @@ def judge(out: Path, problems: int, say: Callable[[str], None]) -> None:
 def lesson(tokenizer: Tokenizer, seed: int, done: int, progress: float) -> Rows:
     """The rows of one step; the same for the same arguments."""
     rng = random.Random(f"{seed} {done}")
-    weights = (10, 3 * (progress > 0.1), 2 * (progress > 0.1), 2 * (progress > 0.4))
+    weights = (10, 3 * (progress > 0.1), 2 * (progress > 0.1), 3 * (progress > 0.4))
     [kind] = rng.choices(list(LENGTHS), weights)
     most = min(20, 4 + done // 25)
     return batch(tokenizer, kind, TOKENS // LENGTHS[kind], LENGTHS[kind], rng, most)

@@ -61,3 +61,10 @@ def test_bench_speculate_and_prefix_refuse_counts_below_one(tmp_path):
         )
     with pytest.raises(ValueError, match="turns must be at least 1, got 0"):
         CliRunner().invoke(app, ["prefix", "--turns", "0"], catch_exceptions=False)
+
+
+def test_bench_recall_prints_a_share_for_each_task(tmp_path):
+    make_checkpoint(tmp_path / "tiny", "tiny", 0)
+    ran = CliRunner().invoke(app, ["recall", str(tmp_path / "tiny"), "--problems", "1", "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout) == dict.fromkeys(("recall", "long", "copy", "sum", "facts", "tool"), 0.0)
