@@ -146,7 +146,7 @@ class Scheduler:
         while len(work) < len(running):
             request = running[len(work)]
             later = (len(running) - len(work) - 1) * (1 + charge)  # a row for each that follows
-            chunk = self._chunk(request, room - charge - later, share, self.cache.holding(request).junction)
+            chunk = self._chunk(request, room - charge - later, share, self.cache.junction(request))
             holding = self.cache.grow(request, self._reach(request, chunk.count))
             if holding is None:
                 newest = max([*running[-1:], *self.loading[-1:]], key=rank_of)
@@ -167,7 +167,7 @@ class Scheduler:
             return
         coming = Coming(self.cache)
         for request in running:
-            coming.add(request, request.seen)
+            coming.add(request, request.seen, self.cache.junction(request))
         while at < min(len(self.waiting), self._free_places(), MOST_WAITS) and room > charge:
             request = self.waiting[at]
             hit = self.cache.match(request)
@@ -188,7 +188,7 @@ class Scheduler:
             if below > hit.tokens:
                 self._load(request, below)
                 continue
-            coming.add(request, hit.tokens)
+            coming.add(request, hit.tokens, hit.junction)
             insort(running, request, key=rank_of)
             work.append(self._work(request, chunk, self.cache.holding(request)))
             room -= chunk.count + charge

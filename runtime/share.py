@@ -26,9 +26,9 @@ def share_of(limits: Limits, cache: Cache, running: Sequence[Request], waiting: 
     unseen = [r.unseen for r in running]
     pages, coming, waits = cache.available, Coming(cache), 0
     for request in running:
-        coming.add(request, request.seen)
+        coming.add(request, request.seen, cache.junction(request))
     for request in waiting:
-        hit = cache.match(request).tokens
+        hit, _, _ = found = cache.match(request)
         pages -= cache.pages_for(len(request.tokens)) - cache.pages_for(hit)
         if pages < 0 or waits == MOST_WAITS:
             break
@@ -36,30 +36,31 @@ def share_of(limits: Limits, cache: Cache, running: Sequence[Request], waiting: 
             waits += 1
         else:
             unseen.append(len(request.tokens) - hit)
-            coming.add(request, hit)
+            coming.add(request, hit, found.junction)
     return fair_share(limits, unseen)
 
 
 class Coming:
-    """The next prefix that each prompt under way will leave in the cache: whoever needs one of them waits for
-    it and takes no rows meanwhile.
+    """The next prefixes that each prompt under way will leave in the cache: whoever needs one of them waits
+    for it and takes no rows meanwhile.
     """
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._keys: dict[int, set[bytes]] = {}  # by token count
 
-    def add(self, request: Request, seen: int) -> None:
-        """Count a request in that goes on from ``seen``."""
+    def add(self, request: Request, seen: int, junction: int = 0) -> None:
+        """Count a request in that goes on from ``seen`` and leaves a state at its ``junction`` (0: has none)."""
         grid, known = self._cache.grid, len(request.tokens)
         if grid is None or known - seen <= 1:
             return
         last, place = last_hit(known, grid.unit), (seen // grid.block + 1) * grid.block
         if place > last or not self._cache.keeps(request, place):
             place = last
-        if place > seen:
-            key = self._cache.chain(request).key(place // grid.unit)
-            self._keys.setdefault(place, set()).add(key)
+        for tokens in {place, junction}:
+            if seen < tokens <= last:
+                key = self._cache.chain(request).key(tokens // grid.unit)
+                self._keys.setdefault(tokens, set()).add(key)
 
     def holds_more_of(self, request: Request, hit: int) -> bool:
         """Whether one of the prefixes is the request's and longer than its ``hit``."""

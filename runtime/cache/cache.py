@@ -93,6 +93,11 @@ class Cache:
         """What an admitted request owns."""
         return self._held[request]
 
+    def junction(self, request: Request) -> int:
+        """Token count where a request leaves a state because others part from it there; 0 for none."""
+        holding = self._held.get(request)
+        return holding.junction if holding else 0
+
     def chain(self, request: Request) -> Chain:
         """The keys of a request's prefixes, in blocks of the unit."""
         chain = self._chains.get(request)

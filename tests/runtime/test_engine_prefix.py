@@ -157,6 +157,26 @@ def test_prompts_that_part_are_joined_again_at_the_junction(toy):
     assert [cached(serve(toy, engine, [p])[0]) for p in asked] == [0, 0, 448]
 
 
+@BOTH
+@pytest.mark.parametrize("budget", [256, 2000])
+def test_prompts_that_part_where_no_state_is_wait_for_the_one_that_makes_it(toy, exports, budget):
+    """Six at once run their common part once more, not six times."""
+    engine = toy.engine(
+        exports=exports,
+        page_size=16,
+        num_pages=600,
+        max_num_seqs=8,
+        max_num_batched_tokens=budget,
+        prefix_cache=True,
+        block_size=1536,
+        prefix_match_unit=64,
+    )
+    common = text(toy, 1000)
+    first, *others = [[*common, *text(toy, 200, seed=n)] for n in range(1, 8)]
+    serve(toy, engine, [first], max_tokens=2)
+    assert [cached(heard) for heard in serve(toy, engine, others, max_tokens=2)] == [0, *[960] * 5]
+
+
 def test_tenants_do_not_see_each_others_prefixes(toy):
     engine = toy.engine(num_pages=200, page_size=16, prefix_cache=True, block_size=BLOCK)
     prompt = text(toy, 200)

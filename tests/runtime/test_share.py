@@ -70,6 +70,16 @@ def test_a_prefix_is_waited_for_only_where_it_is_longer_than_the_hit_and_leaves_
     assert not done.holds_more_of(prompt(600), 0)
 
 
+def test_a_junction_is_waited_for_like_an_end():
+    coming, leader = Coming(cache(block=4096)), prompt(6000)
+    coming.add(leader, 0, 1024)
+    assert coming.holds_more_of(prompt(1025), 0)
+    assert not coming.holds_more_of(prompt(1025), 1024)
+    passed = Coming(cache(block=4096))
+    passed.add(leader, 1024, 1024)
+    assert not passed.holds_more_of(prompt(1025), 0)
+
+
 def test_what_is_cached_needs_no_pages_and_no_rows():
     books, first = cache(pages=600, block=512), prompt(30_000)
     books.admit(first, NO_HIT, 30_000)
