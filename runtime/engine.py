@@ -80,7 +80,8 @@ class Engine:
         self.sampler = Sampler(self.eos_ids, config.verification)
         self.speculation = speculation or Speculation()
         self.tiers = self.scheduler.tiers = tiers
-        self._next_forward = forward
+        self._forward = self._next_forward = forward
+        self._costs_old = False  # whether drafts are chosen by what another forward cost
         self._logits = logits
         self._device = device
         self._live: dict[str, Live] = {}  # engine thread only
@@ -102,9 +103,14 @@ class Engine:
 
     def _switch(self) -> None:
         """Take the forward of this step; whether it exports decides how prompts are cut."""
+        self._costs_old |= self._next_forward is not self._forward
         self._forward = self._next_forward
         self._exports = self.scheduler.exports = bool(getattr(self._forward, "exports", False))
         self.scheduler.lookahead = self.speculation.lookahead
+        # Without replay the measured rows need the slots of requests, so it waits until nobody has one.
+        if self._costs_old and (self.config.state_replay or not self.cache.slots.used):
+            self._costs_old = False
+            self.speculation.use(self._forward)
 
     def submit(self, request: Request, on_update: OnUpdate) -> None:
         """Queue a request; ``on_update`` is called on the engine thread, at least once, the last time with

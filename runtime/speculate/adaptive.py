@@ -52,17 +52,31 @@ class Adaptive:
     """Chooses how many drafts are verified. Not thread-safe: the engine thread owns it.
 
     verify: seconds of a forward by its rows. draft: seconds of a draft pass by its requests (None: free).
-    vocab_size: bounds the rows by the memory of their logits. other_rows: rows expected in the next step
-    beside those of the requests with drafts; set it to what the last step had.
+    vocab_size: bounds the rows by the memory of their logits. measure: makes ``verify`` anew for another
+    forward. other_rows: rows expected in the next step beside those of the requests with drafts; set it to
+    what the last step had.
     """
 
-    def __init__(self, verify: CostTable, draft: CostTable | None = None, vocab_size: int = 1) -> None:
+    def __init__(
+        self,
+        verify: CostTable,
+        draft: CostTable | None = None,
+        vocab_size: int = 1,
+        measure: Callable[[ForwardFn], CostTable] | None = None,
+    ) -> None:
         self.verify = verify
         self.draft = draft
+        self._measure = measure
         self.most_rows = LOGIT_BYTES // (4 * vocab_size)
         self.other_rows = 0
         self.proposed = self.allotted = self.tried = self.kept = 0
         self._records: WeakKeyDictionary[Request, Record] = WeakKeyDictionary()
+
+    def use(self, forward: ForwardFn) -> None:
+        """Decide by the costs of ``forward`` from now on; measured in the null slot, as at the start."""
+        if self._measure is not None:
+            self.verify = self._measure(forward)
+            log.info("a step by its rows, in ms: %s", self.verify)
 
     def trim(self, requests: Sequence[Request], drafts: Sequence[Draft | None]) -> list[Draft | None]:
         """The part of each draft that is worth verifying, None where that is nothing."""
@@ -148,11 +162,13 @@ def make_adaptive(
     """
     if drafter is None or not config.adaptive_verification:
         return None
-    verify = measure_forward(forward, logits, config, device)
-    adaptive = Adaptive(verify, measure_draft(drafter, config), vocab_size)
-    pairs = ", ".join(f"{n}: {1e3 * s:.2f}" for n, s in zip(verify.rows, verify.seconds))
-    log.info("a step by its rows, in ms: %s", pairs)
-    return adaptive
+
+    def measure(forward: ForwardFn) -> CostTable:
+        return measure_forward(forward, logits, config, device)
+
+    verify = measure(forward)
+    log.info("a step by its rows, in ms: %s", verify)
+    return Adaptive(verify, measure_draft(drafter, config), vocab_size, measure)
 
 
 def confidences(draft: Draft | None, record: Record) -> tuple[float, ...]:

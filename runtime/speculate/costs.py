@@ -48,6 +48,9 @@ class CostTable:
         rows = tuple(sorted(times))
         return cls(rows, tuple(accumulate((median(times[n]) for n in rows), max)))
 
+    def __str__(self) -> str:
+        return ", ".join(f"{n}: {1e3 * s:.2f}" for n, s in zip(self.rows, self.seconds))
+
     def at(self, rows: np.ndarray) -> np.ndarray:
         """Seconds of each of ``rows``, float64. Fewer than were measured cost what the fewest did."""
         known, seconds = np.array(self.rows, float), np.array(self.seconds)
@@ -84,8 +87,9 @@ def measure_forward(
 ) -> CostTable:
     """What verifying costs: forward and logits of verify rows, from one row to all a step can hold.
 
-    config.max_model_len must be set. Before the first request only: the rows live in the null slot and the
-    null page, which belong to nobody, with as much context as the engine allows, up to CONTEXT tokens.
+    config.max_model_len must be set. The rows live in the null slot and the null page, which belong to
+    nobody, with as much context as the engine allows, up to CONTEXT tokens; without state replay also in the
+    slots of requests, so that none may run then.
     """
     context = context_of(config)
     exports = bool(getattr(forward, "exports", False))

@@ -57,6 +57,12 @@ class Speculation:
         """Page positions that the drafter writes past the committed tokens."""
         return self.drafter.lookahead if self.drafter else 0
 
+    def use(self, forward: Callable[[Step], tuple[Tensor, Tensor]]) -> None:
+        """Another forward serves from now on; what drafts are worth depends on what it costs."""
+        adaptive = self.adaptive
+        if adaptive is not None:
+            self._guarded(lambda _: adaptive.use(forward))
+
     def settle(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
         """Bring the states of verified rows to where their requests will be after the commit."""
         if any(v.work.drafts for v in verdicts):

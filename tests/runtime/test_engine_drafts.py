@@ -11,6 +11,8 @@ import random
 import pytest
 import torch
 from k3compile.runtime.request import Request
+from k3compile.runtime.speculate.adaptive import Adaptive
+from k3compile.runtime.speculate.costs import CostTable
 from k3compile.runtime.speculate.draft import Draft
 from oracle_drafter import OracleDrafter
 
@@ -296,3 +298,30 @@ def test_drafts_are_counted_by_position(toy, oracle):
     toy.run(engine, [Request("a", text(toy, 9), toy.greedy(31))])
     assert counts(engine) == ((10, 10, 9, 9), (10, 10, 0, 0)), "no draft for tokens past the end"
     assert engine.stats().accepted_length == 3.0
+
+
+@REPLAY
+def test_another_forward_is_measured_when_nobody_can_be_hurt(toy, oracle, replay):
+    engine = engine_of(toy, oracle(lambda request: 3), state_replay=replay)
+    old, measured = engine._forward, []
+
+    def measure(forward):
+        measured.append((forward, engine.cache.slots.used))
+        return CostTable((1,), (0.1,))
+
+    engine.speculation.adaptive = Adaptive(CostTable((1, 2), (0.1, 0.1)), measure=measure)
+
+    def forward(step):
+        return old(step)
+
+    ended = []
+    engine.submit(Request("a", text(toy, 10), toy.greedy(41)), lambda update: ended.append(update.finish))
+    for _ in range(4):
+        engine.step()
+    engine.use(forward)
+    while engine.step():
+        assert bool(measured) == replay  # without records the rows to measure take the slots of requests
+    toy.run(engine, [Request("b", text(toy, 10), toy.greedy(5))])
+    assert ended[-1] == "length"
+    assert measured == [(forward, 1 if replay else 0)]
+    assert engine.speculation.adaptive.verify.rows == (1,)
