@@ -9,8 +9,10 @@
 
 All rows at once, each with its own parameters, in float32 (float64 for a float64 model). The distribution
 that drafts are verified against is the one plain sampling would draw from. A request draws its uniform
-numbers from its own generator, so a seed gives the same tokens in whatever company. Log-probabilities are
-those of the model: log-softmax of the logits as they came, before penalties and temperature.
+numbers from its own generator, so a seed gives the same tokens in whatever company: without drafts, and under
+the standard rule with drafts that were not drawn. Otherwise the distribution is the same, but the tokens of a
+seed hang on how many drafts each step had room for. Log-probabilities are those of the model: log-softmax of
+the logits as they came, before penalties and temperature.
 """
 
 from __future__ import annotations
