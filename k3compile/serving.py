@@ -13,6 +13,7 @@ The server, the offline door, the benches and the identity tests all come throug
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,9 @@ from .runtime.engine_config import EngineConfig
 
 SET_BY_FEATURES = ("adaptive_budget", "state_replay")  # fields of EngineConfig that are optimisations
 DRAFT_FOLDER = "draft"  # of a checkpoint
+DRAFT_TYPE = "k3_dspark"
+OF_PREFIX_CACHE = ("block_size", "prefix_match_unit", "retention_interval", "num_checkpoints")
+OF_DRAFTS = ("draft_sampling", "verification")
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def plan(
         replace(options, features=asked) if len(asked) > len(given) else options,
         settings,
         draft,
-        tuple(idle_features(given, settings, compiled)),
+        (*idle_features(given, settings, compiled), *idle_settings(engine, draft)),
     )
 
 
@@ -131,7 +135,20 @@ def draft_problems(engine: EngineConfig, draft: Path | None) -> list[str]:
         return [f"draft is {draft}, but num_drafts is 0: say how many tokens it may propose"]
     if not (draft / "config.json").is_file():
         return [f"draft is {draft}, which has no config.json: give the folder of a DSpark draft"]
+    kind = model_type(draft / "config.json")
+    if kind not in (None, DRAFT_TYPE):
+        said = f"draft is {draft}, whose model_type is {kind!r} and not {DRAFT_TYPE!r}"
+        return [f"{said}: give the folder of a DSpark draft"]
     return []
+
+
+def model_type(path: Path) -> object:
+    """What a ``config.json`` says it is; None where it says nothing: its reader will complain."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return raw.get("model_type") if isinstance(raw, dict) else None
 
 
 def idle_features(given: Iterable[str], settings: dict[str, Setting], compiled: bool) -> list[str]:
@@ -142,3 +159,16 @@ def idle_features(given: Iterable[str], settings: dict[str, Setting], compiled: 
         passes = [n for n in named if FEATURES[n].by == "pass" and settings[n].on]
         told += [f"{name} is asked for and does nothing: the model is not compiled" for name in passes]
     return told
+
+
+def idle_settings(engine: EngineConfig, draft: Path | None) -> list[str]:
+    """Settings of something that is off."""
+    why: dict[str, str] = {}
+    if not engine.prefix_cache:
+        why |= dict.fromkeys(OF_PREFIX_CACHE, "prefix_cache is off")
+    if not engine.num_drafts:
+        why |= dict.fromkeys(OF_DRAFTS, "num_drafts is 0")
+    elif draft is None:
+        why["draft_sampling"] = "n-grams are not drawn"
+    given = [name for name in why if getattr(engine, name) != getattr(EngineConfig, name)]
+    return [f"{name} is given and does nothing: {why[name]}" for name in given]

@@ -40,9 +40,9 @@ class EngineConfig:
 
     prefix_cache: keep prefixes and run none of them twice. block_size: tokens from one kept state to the next
     (None: as many as take the bytes of a state). prefix_match_unit: tokens to which a hit is exact, a divisor
-    of block_size (None: 64 or more, in whole pages). retention_interval: tokens between the states that stay when a prompt is
-    through (None: block_size, 0: only ends of prompts and where prompts part). num_checkpoints: slots of kept
-    states (None: in proportion to the pages).
+    of block_size (None: 64 or more, in whole pages). retention_interval: tokens between the states that stay
+    when a prompt is through (None: block_size, 0: only ends of prompts and where prompts part).
+    num_checkpoints: slots of kept states (None: in proportion to the pages).
 
     num_drafts: drafts a request may have verified in a step, 0 to 16. state_replay: verify against one state
     and replay what was accepted, instead of a state for each draft. draft_sampling: probabilistic or greedy.
@@ -91,7 +91,7 @@ class EngineConfig:
         try:
             self.limits(self.max_model_len or 1 << 40)
         except ValueError as error:
-            wrong.append(str(error))
+            wrong += [str(error)] if self.num_drafts >= 0 else []
         if wrong:
             raise ValueError("; ".join(wrong))
 

@@ -47,6 +47,35 @@ def test_what_was_named_and_cannot_act_is_said():
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"block_size": 128}, "block_size is given and does nothing: prefix_cache is off"),
+        ({"prefix_match_unit": 64}, "prefix_match_unit is given and does nothing: prefix_cache is off"),
+        ({"retention_interval": 0}, "retention_interval is given and does nothing: prefix_cache is off"),
+        ({"num_checkpoints": 4}, "num_checkpoints is given and does nothing: prefix_cache is off"),
+        ({"verification": "standard"}, "verification is given and does nothing: num_drafts is 0"),
+        ({"draft_sampling": "greedy"}, "draft_sampling is given and does nothing: num_drafts is 0"),
+        (
+            {"draft_sampling": "greedy", "num_drafts": 2},
+            "draft_sampling is given and does nothing: n-grams are not drawn",
+        ),
+    ],
+)
+def test_a_setting_of_what_is_off_is_said_to_do_nothing(fields, said, tmp_path):
+    assert plan(EngineConfig(**fields)).warnings == (said,)
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text("{}")
+    everything = {"prefix_cache": True, "num_drafts": 2, **fields}
+    assert plan(EngineConfig(**everything), checkpoint=tmp_path).warnings == ()
+
+
+def test_a_model_is_no_draft(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "kimi_k3"}')
+    with pytest.raises(ValueError, match=r"whose model_type is 'kimi_k3' and not 'k3_dspark': give the fold"):
+        plan(EngineConfig(num_drafts=2), draft=tmp_path)
+
+
 def test_who_drafts_and_who_judges_is_said():
     made = plan(EngineConfig(num_drafts=2, adaptive_verification=True, verification="standard"))
     assert made.lines()[1].endswith("verified by the standard rule, as many as pay")

@@ -50,6 +50,12 @@ def test_contradictions_are_refused(settings, message):
         EngineConfig(**settings)
 
 
+def test_a_count_below_none_is_one_line_and_not_a_puzzle_about_what_follows_from_it():
+    with pytest.raises(ValueError) as error:
+        EngineConfig(num_drafts=-1)
+    assert str(error.value) == "num_drafts must be at least 0, got -1"
+
+
 def test_all_of_them_come_at_once():
     with pytest.raises(ValueError, match=r"page_size .*; max_waiting .*; block_size must"):
         EngineConfig(page_size=0, max_waiting=0, block_size=0)
