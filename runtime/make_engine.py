@@ -79,7 +79,7 @@ def make_engine(
         model.config.eos_token_ids,
         pools=pools,
         device=device,
-        speculation=Speculation(drafter, settle, adaptive, config.num_drafts, vocab_size),
+        speculation=Speculation(drafter, settle, adaptive, (config.num_drafts, vocab_size)),
         tiers=tiers,
     )
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..engine_config import MOST_DRAFTS
 from .draft import Draft, Drafter, sound
 
 if TYPE_CHECKING:
@@ -34,8 +33,8 @@ class Speculation:
 
     settle: called with the step and what is kept of each piece of work; moves the state of each verify row
     to the end of its kept rows and writes the checkpoint that its verdict names. adaptive: which proposals
-    are worth their verification, and how much of each (None: all of all). num_drafts, vocab_size: of the
-    engine; a draft that is longer is cut, and ids that are none switch the drafter off.
+    are worth their verification, and how much of each (None: all of all). bounds: (num_drafts, vocab_size)
+    of the engine: a longer draft is cut, and ids that are none switch the drafter off (None: not looked at).
     """
 
     def __init__(
@@ -43,13 +42,12 @@ class Speculation:
         drafter: Drafter | None = None,
         settle: Settle | None = None,
         adaptive: Adaptive | None = None,
-        num_drafts: int = MOST_DRAFTS,
-        vocab_size: int = 1 << 62,
+        bounds: tuple[int, int] | None = None,
     ) -> None:
         self.drafter = drafter
         self._settle = settle
         self.adaptive = adaptive
-        self._bounds = num_drafts, vocab_size
+        self._bounds = bounds
         self.error: str | None = None  # why the drafter was switched off
 
     @property
@@ -95,7 +93,9 @@ class Speculation:
         self, drafter: Drafter, running: Sequence[Request], holdings: Sequence[Holding]
     ) -> list[Draft | None]:
         """What can be verified of the drafter's proposals, and is worth it. Raises ValueError for others."""
-        drafts = [sound(draft, *self._bounds) for draft in drafter.propose(running, holdings)]
+        drafts = drafter.propose(running, holdings)
+        if self._bounds is not None:
+            drafts = [sound(draft, *self._bounds) for draft in drafts]
         if len(drafts) != len(running):
             raise ValueError(f"{len(drafts)} drafts were proposed for {len(running)} requests")
         return drafts if self.adaptive is None else self.adaptive.trim(running, drafts)

@@ -181,7 +181,7 @@ def toy_engine(model: ToyModel | None = None, drafter=None, exports: bool = Fals
     engine = make_engine(model or ToyModel(), settings, exporting if exports else None, drafter=drafter)
     if settings.state_replay:  # the records of the toy are not those of a model
         own = functools.partial(settle, engine.pools)
-        engine.speculation = Speculation(drafter, own, None, settings.num_drafts, VOCAB)
+        engine.speculation = Speculation(drafter, own, bounds=(settings.num_drafts, VOCAB))
     return engine
 
 
