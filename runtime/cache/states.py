@@ -129,7 +129,7 @@ class KeptStates:
         node, holding.rolling = holding.rolling, None
         if node is not None and node.rolling is holding and not node.pins:
             self._index.lose_state(node)
-        elif node is not None and node.state:
+        elif node is not None and node.state and node.rolling in (None, holding):
             node.rolling = None
             self._index.tell(node)
         return self._take(request)

@@ -2,7 +2,7 @@
 
 from k3compile.runtime.cache.cache import NO_HIT, Cache
 from k3compile.runtime.cache.orders import Poison
-from prefixes import ask, begin, commit, go_on, make, serve, text, verify
+from prefixes import UNIT, ask, begin, commit, go_on, make, serve, text, verify
 
 
 def test_a_boundary_between_the_stop_and_the_accepted_drafts_leaves_nothing():
@@ -89,6 +89,24 @@ def test_a_rolling_state_that_somebody_went_on_from_stays():
     while request.seen < 20:
         commit(cache, request, go_on(cache, request))
     assert {n.tokens for n in cache.index if n.state} == {8, 12, 20}
+
+
+def test_a_state_that_another_rolls_now_is_still_its():
+    """The first lost its state there to an eviction; moving on, it must not make the second's one stay."""
+    cache = make(block=32)
+    first, second = ask(text(9)), ask(text(9))
+    commit(cache, first, begin(cache, first))
+    while first.seen < 12:
+        commit(cache, first, go_on(cache, first))
+    while cache.index.evict_state():
+        pass
+    commit(cache, second, begin(cache, second))
+    for request in (second, first, second, second):
+        end = request.seen // UNIT * UNIT + UNIT
+        while request.seen < end:
+            commit(cache, request, go_on(cache, request))
+    assert (first.seen, second.seen, first.tokens[:16]) == (16, 20, second.tokens[:16])
+    assert {n.tokens for n in cache.index if n.state} == {8, 16, 20}
 
 
 def test_the_copy_of_the_end_state_reads_the_slot_where_the_state_is():
