@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import SupportsIndex
 
 from .budget import DraftCost, Limits
 
@@ -20,6 +22,11 @@ LEAST = {
     "num_drafts": 0,
     "offload_host_bytes": 0,
     "offload_disk_bytes": 0,
+}
+KINDS = {  # as a field is annotated -> in words, and what is taken
+    "int": ("a whole number", SupportsIndex),
+    "bool": ("True or False", bool),
+    "str": ("a text", (str, PathLike)),
 }
 CHOICES = {"draft_sampling": ("probabilistic", "greedy"), "verification": ("block", "standard")}
 
@@ -78,6 +85,8 @@ class EngineConfig:
     offload_disk_bytes: int = 0
 
     def __post_init__(self) -> None:
+        if wrong := self._of_another_kind():  # what follows compares
+            raise ValueError("; ".join(wrong))
         wrong = [
             f"{name} must be at least {low}, got {value}"
             for name, low in LEAST.items()
@@ -94,6 +103,17 @@ class EngineConfig:
             wrong += [str(error)] if self.num_drafts >= 0 else []
         if wrong:
             raise ValueError("; ".join(wrong))
+
+    def _of_another_kind(self) -> list[str]:
+        """What is no number, switch or text where one is needed."""
+        wrong = []
+        for field in fields(self):
+            value, (kind, *others) = getattr(self, field.name), field.type.split(" | ")
+            named, allowed = KINDS[kind]
+            fits = isinstance(value, allowed) and (kind == "bool" or not isinstance(value, bool))
+            if not fits and not (value is None and "None" in others):
+                wrong.append(f"{field.name} must be {named}, got {value!r}")
+        return wrong
 
     def _cache_objections(self) -> list[str]:
         """What is wrong with the sizes of blocks, and with tiers that nothing fills."""

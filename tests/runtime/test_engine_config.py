@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from k3compile.runtime.budget import DraftCost
 from k3compile.runtime.engine_config import EngineConfig
@@ -54,6 +55,29 @@ def test_a_count_below_none_is_one_line_and_not_a_puzzle_about_what_follows_from
     with pytest.raises(ValueError) as error:
         EngineConfig(num_drafts=-1)
     assert str(error.value) == "num_drafts must be at least 0, got -1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_drafts": "3"}, "num_drafts must be a whole number, got '3'"),
+        ({"num_drafts": 2.5}, "num_drafts must be a whole number, got 2.5"),
+        ({"max_num_seqs": None}, "max_num_seqs must be a whole number, got None"),
+        ({"page_size": True}, "page_size must be a whole number, got True"),
+        ({"prefix_cache": None}, "prefix_cache must be True or False, got None"),
+        (
+            {"offload_dir": 7, "kv_cache_bytes": 1e9},
+            "kv_cache_bytes must be a .*; offload_dir must be a text",
+        ),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_by_its_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**settings)
+
+
+def test_a_folder_may_be_a_path_and_a_number_one_of_numpy(tmp_path):
+    EngineConfig(prefix_cache=True, offload_dir=tmp_path, num_pages=np.int64(9))
 
 
 def test_all_of_them_come_at_once():

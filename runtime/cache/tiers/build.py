@@ -53,7 +53,7 @@ def build_tiers(
         wrong.append(f"offload_disk_bytes={disk_bytes:,}")
     if wrong:
         raise ValueError(
-            f"{' and '.join(wrong)}: one block of {unit} tokens with its state takes {least:,} B"
+            f"{' and '.join(wrong)}: one block of {unit} tokens with its state takes {least:,} B; give more"
         )
     disk = None
     if config.offload_dir is not None:
