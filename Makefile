@@ -13,7 +13,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make serve      install, make the tiny checkpoint, serve it on 127.0.0.1:$(PORT)"
+	@echo "make serve      install, serve the trained tiny model of the package on 127.0.0.1:$(PORT)"
+	@echo "make checkpoint a tiny checkpoint of random weights in $(CHECKPOINT)"
 	@echo "make test       the fast tests, under 10 minutes on two cores"
 	@echo "make test-slow  the rest: Inductor, fuzzers, full identity runs, a browser"
 	@echo "make accept     every check at its full count; writes accept.log"
@@ -36,13 +37,13 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@touch $@
 
 $(CHECKPOINT)/config.json: | $(VENV)/.installed
-	@echo "[3/3] making the tiny checkpoint in $(CHECKPOINT)"
+	@echo "making the tiny checkpoint in $(CHECKPOINT)"
 	$(BIN)/k3 make-checkpoint --preset tiny --seed 0 $(CHECKPOINT)
 
 checkpoint: $(CHECKPOINT)/config.json
 
-serve: $(VENV)/.installed $(CHECKPOINT)/config.json
-	$(BIN)/k3 serve $(CHECKPOINT) --host 127.0.0.1 --port $(PORT)
+serve: $(VENV)/.installed
+	$(BIN)/k3 serve --host 127.0.0.1 --port $(PORT)
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not inductor and not tp and not browser and not gpu" $(ARGS)
