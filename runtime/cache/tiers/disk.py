@@ -261,7 +261,7 @@ class DiskTier:
         """What a file hangs below, and why it is not to be served. Only its header is read."""
         key, fingerprint = read_name(name)
         if fingerprint != self.fingerprint[:16]:
-            return None, "belonging to other models"
+            return None, "belonging to other models, drafts or settings"
         if size > self.largest:
             return None, "being larger than any entry"
         try:

@@ -145,7 +145,7 @@ def test_a_restart_ignores_what_is_damaged_and_says_so_once_a_kind(tmp_path, cap
     assert [line.split(":")[0] for line in said] == [
         "1 ignored, as their names are none of ours",
         "1 ignored, being larger than any entry",
-        "1 ignored, belonging to other models",
+        "1 ignored, belonging to other models, drafts or settings",
         "2 ignored, holding something else",
         "3 ignored, being no plain files",
         "4 ignored, being cut short or damaged",
