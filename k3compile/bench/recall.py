@@ -55,8 +55,8 @@ def accuracy(
 
 
 def right(problem: Problem, tokens: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Whether these are the tokens of the answer, its stop token included."""
-    return list(tokens) == problem.answer_ids(tokenizer)
+    """Whether these spell the answer and its stop token; one text may be cut into tokens in several ways."""
+    return tokenizer.decode_bytes(tokens) == tokenizer.decode_bytes(problem.answer_ids(tokenizer))
 
 
 def answers(engine: Engine, tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Problems with one right answer, for the tiny model that is trained on them: made here, from a seed.
 
     recall   Remember: river=47, wind=13; wind=          13, and in a chat: wind=13
-    long     the same with up to 64 pairs                 ..
+    long     the same with 28 to 40 pairs                 ..
     copy     Copy: river wind year =>                     river wind year
     sum      37+45=      or: What is 37+45?               82, and in a chat: 37+45=82
     facts    The capital of Peru is                       Lima.
@@ -127,7 +127,7 @@ def forms(task: str) -> tuple[str, ...]:
 def make(task: str, form: str, rng: random.Random, words: Sequence[str] = WORDS, most: int = 20) -> Problem:
     """One problem with words out of ``words``: at most ``most`` pairs to recall, or words to copy."""
     if task in ("recall", "long"):
-        low, high = (2, most) if task == "recall" else (32, 64)
+        low, high = (2, most) if task == "recall" else (28, 40)
         pairs = draw_pairs(rng, words, rng.randint(low, min(high, len(words))))
         asked = rng.choice(list(pairs))
         said = pairs[asked] if form == "plain" else f" {asked}={pairs[asked]}"
@@ -136,7 +136,7 @@ def make(task: str, form: str, rng: random.Random, words: Sequence[str] = WORDS,
         picked = " ".join(rng.sample(words, rng.randint(2, min(12, most, len(words)))))
         return Problem(task, form, f"Copy: {picked} =>", f" {picked}")
     if task == "sum":
-        a, b = rng.randrange(100), rng.randrange(100)
+        a, b = (rng.randrange(rng.choice((10, 100))) for _ in range(2))
         said = form != "plain" and rng.random() < 0.5
         answer = str(a + b) if form == "plain" else f"{a}+{b}={a + b}"
         return Problem(task, form, f"What is {a}+{b}?" if said else f"{a}+{b}=", answer)
