@@ -4,6 +4,9 @@ progress   0 ...... 0.1 ................ 0.4 ........................ 1
 rows       short    + chats that think, a tool      + long lists
 pairs      4 -> 20
 rate       rises    stays                           falls to nothing
+
+The package's own model was trained by these parts, 3306 steps in 71 minutes on one core, while the shares of
+the problems were still being found; this is where they ended.
 """
 
 from __future__ import annotations
@@ -139,6 +142,8 @@ def lesson(tokenizer: Tokenizer, seed: int, done: int, progress: float) -> Rows:
     """The rows of one step; the same for the same arguments."""
     rng = random.Random(f"{seed} {done}")
     weights = (10, 3 * (progress > 0.1), 2 * (progress > 0.1), 3 * (progress > 0.4))
+    if progress > 0.85:
+        weights = (6, 2, 1, 5)  # long lists are what is right last
     [kind] = rng.choices(list(LENGTHS), weights)
     most = min(20, 4 + done // 25)
     return batch(tokenizer, kind, TOKENS // LENGTHS[kind], LENGTHS[kind], rng, most)

@@ -9,7 +9,7 @@ from k3compile.runtime.tokenizer import Tokenizer
 from k3compile.runtime.updates import Update
 
 from k3compile import LLM
-from k3compile.bench.recall import accuracy, answers, bench, generate, right, table, tasks
+from k3compile.bench.recall import Problem, accuracy, answers, bench, generate, right, table, tasks
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,13 @@ def test_one_wrong_token_is_a_wrong_answer(tokenizer):
     assert right(problem, ids, tokenizer)
     assert not right(problem, [ids[0] ^ 1, *ids[1:]], tokenizer)
     assert not right(problem, [*ids, ids[-1]], tokenizer)
+
+
+def test_a_text_is_right_however_it_is_cut_into_tokens(tokenizer):
+    problem = Problem("sum", "plain", "5+7=", "12")
+    digits = [*tokenizer.encode("1"), *tokenizer.encode("2"), tokenizer.stop_id]
+    assert digits != problem.answer_ids(tokenizer)
+    assert right(problem, digits, tokenizer)
 
 
 def test_a_request_that_fails_is_no_wrong_answer(tokenizer):
