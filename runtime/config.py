@@ -10,10 +10,10 @@ the part, the value here is 0, 0.0 or False. Layers count from 0 here and from 1
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .config_reader import read
 
@@ -26,6 +26,30 @@ class ConfigError(ValueError):
     def __init__(self, what: str, problems: list[str]) -> None:
         self.problems = problems
         super().__init__("\n  ".join([f"cannot run {what}:", *problems]))
+
+
+T = TypeVar("T")
+
+
+def read_config(path: str | Path, parse: Callable[[Any], T]) -> T:
+    """What ``parse`` makes of the JSON in ``path``, or of config.json in that directory.
+
+    Raises ConfigError naming the file, for a file that cannot be read and for what ``parse`` objects to.
+    """
+    path = Path(path)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(str(path), ["there is no such file"]) from None
+    except OSError as error:
+        raise ConfigError(str(path), [f"it cannot be read: {error.strerror}"]) from None
+    except ValueError as error:
+        raise ConfigError(str(path), [f"it is not JSON: {error}"]) from None
+    try:
+        return parse(raw)
+    except ConfigError as error:
+        raise ConfigError(str(path), error.problems) from None
 
 
 MAX_EXPERTS = 1 << 14  # of a layer: a mistyped number would list tensors until memory is gone
@@ -99,20 +123,7 @@ class K3Config:
     @classmethod
     def from_file(cls, path: str | Path, latent_norm_eps: float = 1e-5) -> K3Config:
         """Read ``config.json``, or the one in a directory. Raises ConfigError, also when it is not JSON."""
-        path = Path(path)
-        path = path / "config.json" if path.is_dir() else path
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(str(path), ["there is no such file"]) from None
-        except OSError as error:
-            raise ConfigError(str(path), [f"it cannot be read: {error.strerror}"]) from None
-        except ValueError as error:
-            raise ConfigError(str(path), [f"it is not JSON: {error}"]) from None
-        try:
-            return cls.from_dict(raw, latent_norm_eps)
-        except ConfigError as error:
-            raise ConfigError(str(path), error.problems) from None
+        return read_config(path, lambda raw: cls.from_dict(raw, latent_norm_eps))
 
     @property
     def eos_token_id(self) -> int:

@@ -50,7 +50,7 @@ class Coming:
         self._keys: dict[int, set[bytes]] = {}  # by token count
 
     def add(self, request: Request, seen: int, junction: int = 0) -> None:
-        """Count a request in that goes on from ``seen`` and leaves a state at its ``junction`` (0: has none)."""
+        """Count a request in that goes on from ``seen`` and leaves a state at its ``junction`` (0: none)."""
         grid, known = self._cache.grid, len(request.tokens)
         if grid is None or known - seen <= 1:
             return

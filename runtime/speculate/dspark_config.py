@@ -8,13 +8,12 @@ ours: the released file does not say how long a block it was trained for, and is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import ConfigError, K3Config
+from ..config import ConfigError, K3Config, read_config
 from ..config_fields import Fields
 from .dspark_rope import Yarn
 
@@ -74,20 +73,7 @@ class DSparkConfig:
     @classmethod
     def from_file(cls, path: str | Path, target: K3Config | None = None) -> DSparkConfig:
         """Read ``config.json``, or the one in a directory. Raises ConfigError, also when it is not JSON."""
-        path = Path(path)
-        path = path / "config.json" if path.is_dir() else path
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(str(path), ["there is no such file"]) from None
-        except OSError as error:
-            raise ConfigError(str(path), [f"it cannot be read: {error.strerror}"]) from None
-        except ValueError as error:
-            raise ConfigError(str(path), [f"it is not JSON: {error}"]) from None
-        try:
-            return cls.from_dict(raw, target)
-        except ConfigError as error:
-            raise ConfigError(str(path), error.problems) from None
+        return read_config(path, lambda raw: cls.from_dict(raw, target))
 
     @property
     def head_width(self) -> int:
