@@ -113,15 +113,17 @@ def cut(
     the last allowed place is a "stop". The stop id itself is kept (it is delivered as a token and counted).
     Stop ids do not count before ``min_tokens``; the sampler does not choose them there.
     """
-    params = request.params
-    done = request.output_tokens
-    room = min(request.room, max_model_len - len(request.tokens))
+    params, known = request.params, len(request.tokens)  # plain arithmetic: once a request and step
+    done = known - request.prompt_tokens
+    room = max_model_len - known
+    if params.max_tokens is not None and params.max_tokens - done < room:
+        room = params.max_tokens - done
     kept: list[int] = []
-    for token in tokens:
+    for count, token in enumerate(tokens, 1):
         kept.append(token)
         is_stop = token in request.stop_ids or (token in eos_ids and not params.ignore_eos)
-        if is_stop and done + len(kept) > params.min_tokens:
+        if is_stop and done + count > params.min_tokens:
             return kept, "stop"
-        if len(kept) >= room:
+        if count >= room:
             return kept, "length"
     return kept, None
