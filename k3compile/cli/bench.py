@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 app = typer.Typer(
     help="Measure here, alone on the machine; every claim is a ratio within one run.",
@@ -114,10 +115,7 @@ def passes(
         result = bench.bench(preset, inner, prompt, decode, rounds, without or ())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if as_json:
-        print(json.dumps(result.to_json(), indent=2))
-    else:
-        Console(width=140).print(bench.table(result))
+    show(as_json, result.to_json(), bench.table(result))
 
 
 @app.command("hf")
@@ -183,10 +181,7 @@ def speculate(
         verification=verification,
         adaptive_verification=adaptive_verification,
     )
-    if as_json:
-        print(json.dumps(result.to_json(), indent=2))
-    else:
-        Console(width=140).print(bench.table(result))
+    show(as_json, result.to_json(), bench.table(result))
 
 
 @app.command("prefix")
@@ -207,10 +202,7 @@ def prefix(
     result = bench.bench(
         preset, prompt=prompt, turns=turns, more=more, reply=reply, rounds=rounds, inner=inner
     )
-    if as_json:
-        print(json.dumps(result.to_json(), indent=2))
-    else:
-        Console(width=140).print(bench.table(result))
+    show(as_json, result.to_json(), bench.table(result))
 
 
 @app.command("recall")
@@ -230,7 +222,12 @@ def recall(
     typer.echo("answering; the table comes at the end", err=True)
     settings = {"max_num_seqs": level, "num_drafts": num_drafts, "prefix_cache": prefix_cache}
     shares = bench.bench(or_shipped(checkpoint), problems, seed, settings)
+    show(as_json, shares, bench.table(shares, problems))
+
+
+def show(as_json: bool, data: dict, table: Table) -> None:
+    """Print a result for programs or for people."""
     if as_json:
-        print(json.dumps(shares, indent=2))
+        print(json.dumps(data, indent=2))
     else:
-        Console(width=140).print(bench.table(shares, problems))
+        Console(width=140).print(table)

@@ -39,17 +39,22 @@ class Lru(Generic[T]):
 
     def oldest(self) -> int | None:
         """The stamp of the oldest; None when there is none."""
+        item = self.first()
+        return None if item is None else self._stamps[item]
+
+    def first(self) -> T | None:
+        """The oldest, which stays in; None when there is none."""
         while self._heap:
             stamp, _, item = self._heap[0]
             if self._stamps.get(item) == stamp:
-                return stamp
+                return item
             heapq.heappop(self._heap)
         return None
 
     def pop(self) -> T | None:
         """Take the oldest out; None when there is none."""
-        if self.oldest() is None:
-            return None
-        item = heapq.heappop(self._heap)[2]
-        del self._stamps[item]
+        item = self.first()
+        if item is not None:
+            heapq.heappop(self._heap)
+            del self._stamps[item]
         return item

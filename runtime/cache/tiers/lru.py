@@ -8,11 +8,12 @@ Plain bookkeeping: names, sizes and times. Not thread-safe: the tier that owns i
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+
+from ..lru import Lru
 
 
 @dataclass
@@ -31,7 +32,7 @@ class LeafLru:
         self.total = 0
         self._records: dict[Hashable, Record] = {}
         self._below: Counter = Counter()  # name -> how many entries hang below it, whether it is here or not
-        self._leaves: list[tuple[int, Hashable]] = []  # heap of (used, name); some are out of date
+        self._leaves: Lru[Hashable] = Lru()
         self._latest = 0
 
     def __contains__(self, name: Hashable) -> bool:
@@ -55,6 +56,7 @@ class LeafLru:
         self.total += size
         if above is not None:
             self._below[above] += 1
+            self._leaves.discard(above)
         self._offer(name)
 
     def touch(self, name: Hashable) -> None:
@@ -68,6 +70,7 @@ class LeafLru:
         record = self._records.pop(name, None)
         if record is None:
             return
+        self._leaves.discard(name)
         self.total -= record.size
         if record.above is None:
             return
@@ -78,25 +81,15 @@ class LeafLru:
 
     def first_to_go(self) -> Hashable | None:
         """The leaf used longest ago; None when there is no entry."""
-        while self._leaves:
-            used, name = self._leaves[0]
-            if self._is_leaf(name) and self._records[name].used == used:
-                return name
-            heapq.heappop(self._leaves)
+        if (name := self._leaves.first()) is not None:
+            return name
         # files from elsewhere may claim to hang below each other in a circle
         return min(self._records, key=lambda name: self._records[name].used, default=None)
 
-    def _is_leaf(self, name: Hashable) -> bool:
-        return name in self._records and name not in self._below
-
     def _offer(self, name: Hashable) -> None:
-        """Put a leaf on the heap, and clear the heap out before stale items outnumber the entries."""
-        if not self._is_leaf(name):
-            return
-        heapq.heappush(self._leaves, (self._records[name].used, name))
-        if len(self._leaves) > 2 * len(self._records) + 64:
-            self._leaves = [(r.used, n) for n, r in self._records.items() if self._is_leaf(n)]
-            heapq.heapify(self._leaves)
+        """Enter a leaf, or its later use, among the leaves."""
+        if name in self._records and name not in self._below:
+            self._leaves.add(name, self._records[name].used)
 
     def _stamp(self, used: int | None) -> int:
         """A time that no other entry has: two of the same moment keep their order."""
