@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -94,7 +95,12 @@ class Compile:
         self.fixed: list[Any] = []  # added inputs as AOTAutograd is to see them
         self.device = next((t.device.type for t in inputs if isinstance(t, torch.Tensor)), "cpu")
         self.max_requests = max_requests
-        self.settings = resolve(options.features, device=self.device, serving=max_requests is not None)
+        self.settings = resolve(
+            options.features,
+            tensor_parallel=dist.get_world_size() if dist.is_initialized() else 1,
+            device=self.device,
+            serving=max_requests is not None,
+        )
         self.symbols = SymbolNames()  # one language for snapshots and remarks
         self.sizes: dict[str, str] = {}
         before = snapshot.snapshot(gm, "dynamo", self.symbols)
@@ -225,6 +231,7 @@ class Compile:
         off = {name for name, f in FEATURES.items() if f.by == "pass" and not self.settings[name].on}
         if self.opened:
             off.add("state_export")  # a convolution that was opened leaves no window
+            off.add("read_bf16")  # it would put a closed op in again
         return Context(
             level=level,
             disabled=frozenset(off | set(self.options.disable) | set(self.switches.disable)),

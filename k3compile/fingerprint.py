@@ -17,13 +17,14 @@ import torch
 from torch import fx
 
 from . import kernels, passes
-from .inner import qualified_name
 from .options import CompileOptions
+from .passes.communication import group_of
 from .passes.lower import ranks_of
 
 OWN_FILES = (
     "annotations",
     "backend",
+    "difference",
     "example_values",
     "export",
     "extra_inputs",
@@ -37,7 +38,6 @@ OWN_FILES = (
     "verify",
     "versions",
 )
-COLLECTIVES = "_c10d_functional::"
 
 
 def fingerprint(options: CompileOptions, gm: fx.GraphModule, inputs: Sequence[Any], **more: Any) -> str:
@@ -76,10 +76,8 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 def groups_of(gm: fx.GraphModule) -> list[tuple[str, int | None]]:
-    """Process groups the graph names, with their ranks: removing a lone all_reduce depends on them."""
-    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-    collectives = [n for n in calls if qualified_name(n.target).startswith(COLLECTIVES)]
-    names = {n.args[-1] for n in collectives if isinstance(n.args[-1], str)}  # wait_tensor has none
+    """Process groups the graph names, with their ranks: what lone sums and tiers become depends on them."""
+    names = {group_of(n) for n in gm.graph.nodes if n.op == "call_function"} - {""}
     return sorted((name, ranks_of(name)) for name in names)
 
 

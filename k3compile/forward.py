@@ -21,17 +21,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .backend import compile_with_report
+from .direct import Direct
 from .export import Request, asking
+from .kernels.choice import Chosen, Compute, by_meaning
 from .options import CompileOptions
 from .report import Report
 from .runtime.cache.pools import KdaPools, MlaPools
-from .runtime.model import UNBACKED_SOURCES, DecoderLayer, Model
+from .runtime.model import UNBACKED_SOURCES, DecoderLayer, Model, scores
 from .runtime.step import Step
 from .torch_private import probe_processor
 
@@ -44,30 +47,50 @@ SERVING = {"size_asserts": False, "alignment_asserts": False}  # Dynamo's guards
 class LayerCompiler:
     """``DecoderLayer.forward``, compiled: call it with a layer in front of its arguments.
 
-    max_requests: rows of a step that may export their state; a size of the graph.
+    max_requests: rows of a step that may export their state; a size of the graph. function: compiled in the
+    same way instead.
     """
 
-    def __init__(self, options: CompileOptions, max_requests: int = 1) -> None:
+    def __init__(
+        self,
+        options: CompileOptions,
+        max_requests: int = 1,
+        function: Callable[..., Tensor] = DecoderLayer.forward,
+    ) -> None:
         if options.inner == "inductor":
             options = replace(options, inductor=SERVING | dict(options.inductor))
             probe_processor()
         self.options, self.max_requests = options, max_requests
         self.reports: list[Report] = []  # one a graph, in the order of compilation
+        self._direct = Direct() if function is DecoderLayer.forward else None
         self._forward = torch.compile(
-            DecoderLayer.forward,
-            backend=self._compile,
+            own_copy(function),
+            backend=self._backend,
             fullgraph=True,
             dynamic=False,
             isolate_recompiles=True,
         )
 
-    def __call__(self, layer: DecoderLayer, *args: Any) -> Tensor:
-        return self._forward(layer, *args)
+    def __call__(self, *args: Any) -> Tensor:
+        return self._forward(*args) if self._direct is None else self._direct.call(self._forward, *args)
+
+    def _backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self._direct is None:
+            return self._compile(gm, inputs)
+        return self._direct.watched(gm, lambda: self._compile(gm, inputs))
 
     def _compile(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, report = compile_with_report(gm, inputs, self.options, self.max_requests)
         self.reports.append(report)
         return compiled
+
+
+def own_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a code object of its own. Dynamo keeps graphs with the code, and counts them
+    there over all compilers of a process: a hundred engines in a row would come to its limit of 256.
+    """
+    code = function.__code__.replace()
+    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
 
 
 class CompiledForward:
@@ -81,6 +104,10 @@ class CompiledForward:
         self.exports = False  # whether a step's export columns are obeyed, in every layer; see warm_up
         self._inference = pools[0][0].is_inference()
         self.layer = LayerCompiler(options, max_requests or slots_of(pools))
+        asked = {} if options.lower == "auto" else dict(options.lower)
+        self.compute: Compute = by_meaning if options.plain else Chosen(asked)  # what ops outside layers are
+        kept = model.place.resident == model.place.dtype  # else the head is widened, which a pass avoids
+        self.head = None if kept else LayerCompiler(options, function=scores)
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
         # Graphs are guarded by whether inputs are inference tensors: the caller's mode must not matter.
@@ -89,6 +116,16 @@ class CompiledForward:
                 step = Step(*(t.clone() for t in step))
             with asking(Request(step.export_offset, step.export_slot)):
                 return self.model(step, self.pools, layer=self.layer)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As Model.logits; compiled where the head is kept in another dtype than activations have."""
+        if self.head is None:
+            return self.model.logits(hidden)
+        with torch.inference_mode(self._inference), torch.no_grad():
+            if hidden.is_inference() != self._inference:
+                hidden = hidden.clone()
+            rows = self.model.logits(hidden.reshape(-1, hidden.shape[-1]), self.head)
+            return rows.view(*hidden.shape[:-1], rows.shape[-1])
 
     @property
     def reports(self) -> list[Report]:
@@ -103,7 +140,8 @@ class CompiledForward:
         """Compile every kind of layer by a step of one token that no request owns."""
         started = time.perf_counter()
         with unbacked_rows():
-            self(null_step(self.model.place.device, self.layer.max_requests))
+            hidden, _ = self(null_step(self.model.place.device, self.layer.max_requests))
+            self.logits(hidden)
         self.seconds = time.perf_counter() - started
         self.exports = self._exports()
         log.info("compiled %d kinds of layer in %.1f s", self.graphs(), self.seconds)
@@ -125,7 +163,7 @@ class CompiledForward:
 
 def unbacked_rows() -> AbstractContextManager[None]:
     """Inside, a layer compiles to a graph for any number of rows, requests, pages and snapshots."""
-    return torch.compiler.config.patch(unbacked_sources=UNBACKED_SOURCES)
+    return torch.compiler.config.patch(unbacked_sources=f"{UNBACKED_SOURCES},L['hidden']:0")
 
 
 def slots_of(pools: Pools) -> int:

@@ -2,6 +2,7 @@
 
     features       default, all, baseline, plain, names    optimisations: what a benchmark switches off
     prefix_cache   num_drafts   offload_...                capabilities: what the workload needs
+    ranks          context ranks                           the launch: how many share it
          |
          +--> EngineConfig     adaptive_budget and state_replay as the features say
          +--> CompileOptions   features and capabilities, so that no pass takes itself for inert
@@ -33,7 +34,8 @@ OF_DRAFTS = ("draft_sampling", "verification")
 class Serving:
     """What to serve with. ``settings``: every feature's, in registry order. ``warnings``: one line each.
 
-    draft: the folder of a DSpark draft. None with ``engine.num_drafts`` above 0: an n-gram draft.
+    draft: the folder of a DSpark draft. None with ``engine.num_drafts`` above 0: an n-gram draft. ranks,
+    context_ranks: that share the model, and of them those that share the latents of one token.
     """
 
     engine: EngineConfig
@@ -41,6 +43,8 @@ class Serving:
     settings: dict[str, Setting]
     draft: Path | None
     warnings: tuple[str, ...]
+    ranks: int = 1
+    context_ranks: int = 1
 
     def lines(self) -> list[str]:
         """What an operator should read at the start."""
@@ -50,7 +54,8 @@ class Serving:
         said = [f"features on: {', '.join(on) or 'none'}"]
         said += [f"inert: {', '.join(inert)}"] if inert else []
         said += [f"off: {', '.join(off)}"] if off else []
-        return ["; ".join(said), f"drafts: {self.drafts()}"]
+        shared = f"{self.ranks} ranks share every layer, {self.context_ranks} the latents of a token"
+        return ["; ".join(said), f"drafts: {self.drafts()}", *([shared] if self.ranks > 1 else [])]
 
     def drafts(self) -> str:
         """How many drafts and from where, in words."""
@@ -71,20 +76,24 @@ def plan(
     checkpoint: Path | None = None,
     draft: Path | None = None,
     compiled: bool = True,
+    ranks: int = 1,
+    context_ranks: int = 1,
 ) -> Serving:
     """Settle who does what. Raises one ValueError that lists every contradiction.
 
     engine: the capabilities; its fields of SET_BY_FEATURES are overwritten. options: ``features`` are the
     optimisations (None: default). checkpoint: may hold a draft in a folder of that name. draft: a draft
-    folder to use instead. compiled: whether the passes will run.
+    folder to use instead. compiled: whether the passes will run. ranks: that share the model.
+    context_ranks: over which the latents of a request are dealt out, 1 where each rank keeps them all.
     """
     options = options or CompileOptions()
     given = (options.features,) if isinstance(options.features, str) else options.features
-    has = capabilities(engine)
-    if wrong := [*contradictions(given, engine, has), *draft_problems(engine, draft)]:
+    has = capabilities(engine, context_ranks)
+    problems = rank_problems(engine, ranks, context_ranks)
+    if wrong := [*contradictions(given, engine, has), *draft_problems(engine, draft), *problems]:
         raise ValueError("; ".join(wrong))
     asked = tuple(dict.fromkeys((*given, *has)))
-    settings = resolve(asked)
+    settings = resolve(asked, tensor_parallel=ranks)
     acts = {name: settings[name].state != "off" for name in SET_BY_FEATURES}
     if draft is None and engine.num_drafts and checkpoint is not None:
         found = checkpoint / DRAFT_FOLDER
@@ -95,15 +104,18 @@ def plan(
         settings,
         draft,
         (*idle_features(given, settings, compiled), *idle_settings(engine, draft)),
+        ranks,
+        context_ranks,
     )
 
 
-def capabilities(engine: EngineConfig) -> tuple[str, ...]:
-    """The capabilities that an engine's settings ask for."""
+def capabilities(engine: EngineConfig, context_ranks: int = 1) -> tuple[str, ...]:
+    """The capabilities that an engine's settings, and how its ranks were started, ask for."""
     asked = {
         "prefix_cache": engine.prefix_cache,
         "speculate": engine.num_drafts > 0,
         "offload": engine.offload_host_bytes > 0 or engine.offload_dir is not None,
+        "context_parallel": context_ranks > 1,
     }
     return tuple(name for name in CAPABILITIES if asked.get(name))
 
@@ -112,6 +124,7 @@ SWITCHED_BY = {
     "prefix_cache": "prefix_cache is off",
     "speculate": "num_drafts is 0",
     "offload": "there is neither offload_host_bytes nor offload_dir",
+    "context_parallel": "the latents are not dealt out: say over how many ranks with --dcp, 2 or more",
 }
 
 
@@ -124,6 +137,20 @@ def contradictions(given: Iterable[str], engine: EngineConfig, has: tuple[str, .
     ]
     if engine.adaptive_verification and not engine.num_drafts:
         wrong.append("adaptive_verification chooses among drafts, but num_drafts is 0")
+    return wrong
+
+
+def rank_problems(engine: EngineConfig, ranks: int, context_ranks: int) -> list[str]:
+    """What so many ranks cannot do; what they cannot divide depends on the model (sharding.py)."""
+    wrong = []
+    if context_ranks < 1 or ranks % context_ranks:
+        fit = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        wrong.append(f"dcp is {context_ranks}, and must divide tp, which is {ranks}: give {fit}")
+    if ranks > 1 and (engine.offload_host_bytes or engine.offload_dir is not None):
+        wrong.append(
+            f"offload with {ranks} ranks is not supported: what leaves the pools would be stored for one "
+            "rank alone; leave out offload_host_bytes and offload_dir"
+        )
     return wrong
 
 

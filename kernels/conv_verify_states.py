@@ -32,16 +32,23 @@ def short_conv_verify_states(
     """
     bounds, before = cu.tolist(), window.index_select(0, slots)
     y = convolve(x, weight, before, bounds)
+    leave_windows(x, window, before, slots, bounds, scratch)
+    return y
+
+
+def leave_windows(
+    x: Tensor, window: Tensor, before: Tensor, slots: Tensor, bounds: list[int], scratch: Tensor
+) -> None:
+    """The window after every row to its slot of window(a!); before [R, 3, C]: those the rows start from."""
     rows, lengths = rows_that_fit(bounds, scratch.shape[1], "scratch has slots for")
     if not rows:
-        return y
+        return
     place = slots.tolist()
     into = targets_of(scratch, rows, lengths, [place[r] for r in rows])
     strip = torch.cat([before.flatten(0, 1), x[: bounds[-1]].to(window.dtype)])  # windows, then token rows
     taken = [at for r, n in zip(rows, lengths) for at in strip_rows(r, bounds[r], n, len(place))]
     windows = strip.index_select(0, torch.tensor(taken, device=x.device)).view(-1, KEPT, x.shape[1])
     window.index_copy_(0, torch.tensor([s for line in into for s in line], device=x.device), windows)
-    return y
 
 
 def strip_rows(r: int, begin: int, count: int, requests: int) -> list[int]:

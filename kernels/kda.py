@@ -32,6 +32,8 @@ from .kda_chunk import (
 from .op import acc, acc_of, op
 from .samples import Draw, gapped, packed_heads, row_bounds
 
+Step = Callable[[Inputs, Tensor, list[int], list[int], Tensor | None, int], None]
+
 
 @op()
 def kda_decay(f: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float) -> Tensor:
@@ -136,17 +138,20 @@ def forward(
     out: Tensor,
     start: int,
     watch: Callable[[list[int]], BeforeChunk] | None = None,
+    step: Step | None = None,
 ) -> None:
     """All rows, grouped by length: one step, one sub-chunk, whole chunks.
 
     watch(rows): what to call before each chunk of those rows, of two tokens or more, longest first.
+    step: what does the rows of one token, called like :func:`one_step`, which is the default.
     """
     lengths = [end - begin for begin, end in pairwise(bounds)]
     by_length = sorted(range(len(lengths)), key=lambda r: -lengths[r])
     place = slots.tolist()
     singles = [r for r in by_length if lengths[r] == 1]
     if singles:
-        one_step(inputs, state, [place[r] for r in singles], [bounds[r] for r in singles], out, start)
+        step = step or one_step
+        step(inputs, state, [place[r] for r in singles], [bounds[r] for r in singles], out, start)
     width = state.shape[1] * state.shape[3]
     for least, most, size in ((SUB + 1, bounds[-1], CHUNK), (2, SUB, SUB)):
         rows = [r for r in by_length if least <= lengths[r] <= most]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .exports import Export, exports_of
-from .kda import forward, kda_samples, one_step, whole_rows
+from .kda import Step, forward, kda_samples, one_step, whole_rows
 from .kda_chunk import BLOCK_ELEMENTS, CHUNK, SUB, Inputs
 from .op import op
 
@@ -116,12 +116,13 @@ def forward_export(
     export_slot: Tensor,
     out: Tensor,
     start: int,
+    step: Step = one_step,
 ) -> None:
     """forward, with the checkpoints of the rows that leave one."""
     bounds = cu.tolist()
     exports = exports_of(export_offset, export_slot, slots, bounds, len(state))
     if not exports:
-        return forward(inputs, state, slots, bounds, out, start)
+        return forward(inputs, state, slots, bounds, out, start, step=step)
     lengths = [end - begin for begin, end in pairwise(bounds)]
     inside = {e.row: e for e in exports if e.offset < lengths[e.row]}
 
@@ -129,11 +130,11 @@ def forward_export(
         wanted = [(inside[row], place) for place, row in enumerate(rows) if row in inside]
         return Copier(wanted, state) if wanted else None
 
-    forward(inputs, state, slots, bounds, out, start, watch if inside else None)
+    forward(inputs, state, slots, bounds, out, start, watch if inside else None, step)
     for e in exports:
         if e.row not in inside:
             state[e.slot] = state[slots[e.row]]
-    rest(inputs, state, [e for e in inside.values() if e.offset % CHUNK], bounds)
+    rest(inputs, state, [e for e in inside.values() if e.offset % CHUNK], bounds, step)
 
 
 class Copier:
@@ -151,7 +152,7 @@ class Copier:
         self.chunk += 1
 
 
-def rest(inputs: Inputs, state: Tensor, exports: list[Export], bounds: list[int]) -> None:
+def rest(inputs: Inputs, state: Tensor, exports: list[Export], bounds: list[int], step: Step) -> None:
     """Run the tokens between the last grid point and the offset, in the export slots, as a cut run would."""
     by_size = {1: [], SUB: [], CHUNK: []}
     for e in exports:
@@ -164,6 +165,6 @@ def rest(inputs: Inputs, state: Tensor, exports: list[Export], bounds: list[int]
             slots = [e.slot for e in part]
             begins = [bounds[e.row] + e.offset // CHUNK * CHUNK for e in part]
             if size == 1:
-                one_step(inputs, state, slots, begins, None, 0)
+                step(inputs, state, slots, begins, None, 0)
             else:
                 whole_rows(inputs, state, slots, begins, [e.offset % CHUNK for e in part], size, None, 0)

@@ -206,10 +206,17 @@ def commit(
         some = state.index_select(1, index)
         advance([some.flatten(0, 2)], g.sum(1).exp(), u, k * after.exp_())
         state.index_copy_(1, places, some)
+    commit_windows(window, rec_x, moves)
+
+
+def commit_windows(window: Tensor, rec_x: Tensor, moves: list[tuple[int, int, int]]) -> None:
+    """The last three raw rows of each, window(a!) [L, S, 3, C], from those before and rec_x [L, N, J, C]."""
+    index, counts, places = torch.tensor(moves, device=window.device).unbind(1)
+    high = max(count for _, count, _ in moves)
     fresh = rec_x[:, :, :high].index_select(1, index).to(window.dtype)
     strip = torch.cat([window.index_select(1, index), fresh], 2)  # [L, R, 3 + J, C]
-    last = counts.unsqueeze(1) + torch.arange(3, device=state.device)
-    rows = torch.arange(len(moves), device=state.device).unsqueeze(1)
+    last = counts.unsqueeze(1) + torch.arange(3, device=window.device)
+    rows = torch.arange(len(moves), device=window.device).unsqueeze(1)
     window.index_copy_(1, places, strip[:, rows, last])
 
 

@@ -8,12 +8,13 @@ T token rows, k experts a token, N rows of experts, L latent, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .groups import ranks_of
 from .op import acc_of, op
 from .samples import Draw
 
@@ -35,11 +36,22 @@ def latent_tail(
     -> [T, D] of shared_partial's dtype. A negative idx is a hole: it contributes nothing, whatever the rows
     and its weight are. group: the name of a process group, or "" for no sum over ranks. Sums in acc with one
     rounding at the end; over ranks travels what is rounded to rows' dtype, as many bytes as without the op.
+    Over several ranks latent_tail_tiers.py computes it; shared_partial is this rank's part of a sum, so what
+    every rank has whole would count once a rank.
     """
-    some = rows if rows.shape[0] else rows.new_zeros(1, rows.shape[1])  # all are holes then
-    y, shared = reduced(finalized(some, w, idx), rows.dtype, shared_partial, group)
+    y, shared = reduced(finalized(readable(rows), w, idx), rows.dtype, shared_partial, group)
     up = F.linear(normed(y, norm_w, eps), up_w.to(y.dtype))
     return (up + acc_of(shared)).to(shared_partial.dtype)
+
+
+def left_to_tiers(group: str) -> str | None:
+    """Why what computes on one rank is not for ``group``, or None."""
+    return "summed over ranks, by tiers" if group and ranks_of(group) != 1 else None
+
+
+def readable(rows: Tensor) -> Tensor:
+    """Rows of which there is one to read in place of a hole's; all are holes where there was none."""
+    return rows if rows.shape[0] else rows.new_zeros(1, rows.shape[1])
 
 
 def finalized(rows: Tensor, w: Tensor, idx: Tensor) -> Tensor:
@@ -93,14 +105,3 @@ def _(dtype: torch.dtype) -> Iterator[tuple]:
 def rest(draw: Draw, tokens: int, width: int) -> tuple:
     """shared_partial, eps, group."""
     return draw.normal(tokens, width), 1e-5, ""
-
-
-def sent(rows, w, idx, norm_w, up_w, shared_partial, eps, group) -> tuple[int, int]:
-    """Collectives that a call starts, and bytes of its operands summed over ranks: int or SymInt."""
-    if not group:
-        return 0, 0
-    latent = idx.shape[0] * rows.shape[1] * rows.element_size()
-    return 2, latent + shared_partial.numel() * shared_partial.element_size()
-
-
-COLLECTIVES: dict[str, Callable[..., tuple[int, int]]] = {"latent_tail": sent}  # op -> its communication

@@ -88,7 +88,15 @@ def mla_attend(
     out = q.new_empty(q.shape[0], heads, value)
     out[bounds[-1] :] = 0.0
     rows = [Row(r, a, b - a, s) for r, ((a, b), s) in enumerate(zip(pairwise(bounds), before)) if b > a]
-    limit, least = absorbed_limit(kv_b.shape[1], nope + value), 1
+    attend_rows(q, kv, pages, table, rows, scale, out)
+    return out
+
+
+def attend_rows(
+    q: Tensor, kv: Tensor, pages: Tensor, table: Tensor, rows: list[Row], scale: float, out: Tensor
+) -> None:
+    """Some rows of mla_attend, absorbed or expanded by their queries; kv [H, n+v, L] acc."""
+    limit, least = absorbed_limit(kv.shape[2], kv.shape[1]), 1
     for most in ABSORBED_GROUPS:
         short = [row for row in rows if least <= row.count <= min(most, limit)]
         if short:
@@ -97,7 +105,6 @@ def mla_attend(
     for row in rows:
         if row.count > min(limit, ABSORBED_GROUPS[-1]):
             expanded(q, kv, pages, table, row, scale, out)
-    return out
 
 
 def absorbed_limit(latent: int, expanded_width: int) -> int:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 NAMESPACE = "k3"
 MAX_READS = 10  # arguments an op may read; what it writes is counted apart
+MAX_READS_FUSED = 16  # of one that does the work of several
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 OPS: dict[str, Op] = {}
 
@@ -43,11 +44,21 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute an op. ``objection(*args)`` says why it cannot, or returns None."""
+    """One way to compute an op. ``objection(*args)`` says why it cannot, or returns None. note: what else a
+    report should say where it is chosen. tolerance: its own, where that is not the op's; such a one computes
+    something coarser, and is chosen only where a user names it.
+    """
 
     provider: str
     fn: Callable[..., Any]
     objection: Callable[..., str | None]
+    note: str = ""
+    tolerance: Tolerance | None = None
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether only a user who names it gets it."""
+        return self.tolerance is not None
 
 
 @dataclass
@@ -91,8 +102,15 @@ class Op:
         self.open_form = fn
         return fn
 
-    def impl(self, provider: str, objection: Callable[..., str | None] = lambda *args: None):
-        """Register another implementation; lowering picks it where ``objection`` returns None.
+    def impl(
+        self,
+        provider: str,
+        objection: Callable[..., str | None] = lambda *args: None,
+        note: str = "",
+        tolerance: Tolerance | None = None,
+    ):
+        """Register another implementation; lowering picks it where ``objection`` returns None, and one with a
+        tolerance of its own where the user names it.
 
         It becomes the overload ``torch.ops.k3.<name>.<provider>``, with the op's own signature. The fake has
         to be registered before.
@@ -105,7 +123,7 @@ class Op:
             LIBRARY.define(overload + signature, tags=[torch.Tag.pt2_compliant_tag])
             LIBRARY.impl(overload, unseen_by_dynamo(fn), "CompositeExplicitAutograd")
             torch.library.register_fake(f"{NAMESPACE}::{overload}", self.fake_form, lib=LIBRARY)
-            self.implementations[provider] = Implementation(provider, fn, objection)
+            self.implementations[provider] = Implementation(provider, fn, objection, note, tolerance)
             return fn
 
         return register
@@ -118,18 +136,23 @@ class Op:
 
 
 def op(
-    *, writes: tuple[str, ...] = (), opaque: bool = False, tolerance: Tolerance | None = None
+    *,
+    writes: tuple[str, ...] = (),
+    opaque: bool = False,
+    tolerance: Tolerance | None = None,
+    fused: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declare ``torch.ops.k3.<fn name>`` with ``fn`` as its meaning.
 
     writes: names of the arguments the op mutates. opaque: the meaning looks at tensor values, so lowering
-    must not trace it (an ``opened`` form may still exist). Raises ValueError for an undeclarable signature.
+    must not trace it (an ``opened`` form may still exist). fused: it does the work of several ops, and may
+    read more arguments. Raises ValueError for an undeclarable signature.
     """
 
     def declare(fn: Callable[..., Any]) -> Op:
         name = fn.__name__
         parameters = list(inspect.signature(fn).parameters)
-        check_signature(name, parameters, writes)
+        check_signature(name, parameters, writes, MAX_READS_FUSED if fused else MAX_READS)
         schema = torch.library.infer_schema(fn, mutates_args=writes, op_name=name)
         LIBRARY.define(schema, tags=[torch.Tag.pt2_compliant_tag])
         LIBRARY.impl(name, unseen_by_dynamo(fn), "CompositeExplicitAutograd")
@@ -159,7 +182,7 @@ def unseen_by_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-def check_signature(name: str, parameters: list[str], writes: tuple[str, ...]) -> None:
+def check_signature(name: str, parameters: list[str], writes: tuple[str, ...], most: int = MAX_READS) -> None:
     """Refuse a name twice, an unknown written argument, and too many arguments."""
     if name in OPS:
         raise ValueError(f"op {name} is declared twice")
@@ -167,8 +190,8 @@ def check_signature(name: str, parameters: list[str], writes: tuple[str, ...]) -
     if unknown:
         raise ValueError(f"op {name} writes {unknown}, which are not among its arguments {parameters}")
     reads = len(parameters) - len(writes)
-    if reads > MAX_READS:
-        raise ValueError(f"op {name} reads {reads} arguments, at most {MAX_READS}: make a mode a second op")
+    if reads > most:
+        raise ValueError(f"op {name} reads {reads} arguments, at most {most}: make a mode a second op")
 
 
 def acc(dtype: torch.dtype) -> torch.dtype:

@@ -6,6 +6,9 @@ float32 or bfloat16 run was given.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import accumulate
 
 import torch
@@ -14,13 +17,25 @@ from torch.nn import functional as F
 
 from .op import acc
 
+_DRAW: ContextVar[int] = ContextVar("k3_draw", default=0)
+
+
+@contextmanager
+def drawn(number: int) -> Iterator[None]:
+    """Inside, samples of the same shapes have other values, one set for each number; 0 are the usual ones."""
+    token = _DRAW.set(number)
+    try:
+        yield
+    finally:
+        _DRAW.reset(token)
+
 
 class Draw:
     """A seeded source of tensors of a model dtype and of its accumulation dtype."""
 
     def __init__(self, dtype: torch.dtype, seed: int = 0) -> None:
         self.dtype, self.wide = dtype, acc(dtype)
-        self.source = torch.Generator().manual_seed(seed)
+        self.source = torch.Generator().manual_seed(seed + 1_000_003 * _DRAW.get())
 
     def exact(self, *shape: int) -> Tensor:
         """Normal values, float64."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 from k3compile.passes.graph import storage_id, tensor
+from k3compile.passes.written_view import written_view
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2, get_mutable_args
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -198,19 +199,11 @@ def call_directly(node: fx.Node) -> None:
 
 
 def view_of_base(node: fx.Node, name: str) -> fx.Node | None:
-    """The written argument ``name``: its base, or the slice or strided view of it that the node describes."""
-    kwargs, graph = node.kwargs, node.graph
-    index = kwargs[f"_{name}_base_index"]
-    if index is None:
-        return None
-    base = kwargs["_all_bases"][index]
-    if f"_{name}_slice_dim" in kwargs:
-        where = [kwargs[f"_{name}_slice_{part}"] for part in ("dim", "start", "end")]
-        return with_value(graph.call_function(torch.ops.aten.slice.Tensor, (base, *where)))
-    if f"_{name}_storage_offset" in kwargs:
-        where = [kwargs[f"_{name}_{part}"] for part in ("size", "stride", "storage_offset")]
-        return with_value(graph.call_function(torch.ops.aten.as_strided.default, (base, *where)))
-    return base
+    """A node for the written argument ``name``, or None where it was given no tensor."""
+    found = written_view(node, name)
+    if found is None or found.view is None:
+        return found and found.base
+    return with_value(node.graph.call_function(found.view, (found.base, *found.where)))
 
 
 def with_value(node: fx.Node) -> fx.Node:

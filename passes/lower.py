@@ -1,7 +1,8 @@
 """The last pass: decide for every k3 op what computes it, and drop collectives of a group of one.
 
     a pure op, under a compiler that fuses    opened: its meaning as ATen (opening.py)
-    an op with an implementation that fits    that implementation, an overload with the same arguments
+    an op with an implementation that fits    that implementation, an overload with the same arguments (one
+                                              that is coarser than the op only where the user names it)
     any other op                              its meaning, called as one opaque node
 
 A choice is made here, once, and each is a remark. An implementation the user named is obeyed or the compile
@@ -15,15 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from k3compile.kernels.groups import ranks_of
 from k3compile.kernels.op import OPS, Op
 from k3compile.passes.graph import emit, fake_mode_of, op_name, storage_id, tensor, value
 from k3compile.passes.opening import CannotOpen, Table, open_node
 from k3compile.passes.remarks import PassResult, Remark
 from k3compile.passes.runner import Context
 from k3compile.passes.source import location
+from k3compile.passes.written_view import written_value
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
-from torch.distributed.distributed_c10d import _resolve_process_group
 
 IDENTITY_ON_ONE_RANK = ("sum", "avg", "min", "max", "product")
 MEANING, OPEN = "meaning", "open"
@@ -60,12 +62,14 @@ class Lower:
         wanted, objections = self.providers.get(op.name), objections_of(op, node)
         if objections.get(wanted):
             raise cannot_obey(op, wanted, node, objections[wanted])
-        fitting = [p for p, objection in objections.items() if objection is None]
-        detail = "; ".join(f"{p}: {objection}" for p, objection in objections.items() if objection)
+        fitting = [p for p, why in objections.items() if why is None and not op.implementations[p].asked_for]
+        detail = refused(objections)
         choice = wanted or (fitting[0] if fitting else OPEN if self.fuses else MEANING)
         if choice in op.implementations and ctx.may_rewrite(self.name):
             call_implementation(node, op, choice)
-            return remark(node, "applied", f"computed by {choice}", detail)
+            note = op.implementations[choice].note
+            said = f"computed by {choice}{f', {note}' if note else ''}"
+            return remark(node, "applied", said, detail)
         if choice != OPEN:
             return remark(node, "note", "computed by its meaning", detail)
         refusal = self.open(gm, node, op, ctx, asked=wanted == OPEN)
@@ -94,6 +98,15 @@ def cannot_obey(op: Op, wanted: str, node: fx.Node, why: str) -> CannotObey:
     return CannotObey(f"lower={{{op.name!r}: {wanted!r}}} cannot be obeyed at {location(node)}: {why}")
 
 
+def refused(objections: Mapping[str, str | None]) -> str:
+    """``a: why; b, c: why``, in the order of the first of each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for provider, why in objections.items():
+        if why:
+            by_reason.setdefault(why, []).append(provider)
+    return "; ".join(f"{', '.join(providers)}: {why}" for why, providers in by_reason.items())
+
+
 def op_of(node: fx.Node) -> Op | None:
     """The k3 op a node calls, functionalised or not; None for other nodes."""
     target = node.args[0] if node.target is auto_functionalized_v2 else node.target
@@ -109,14 +122,13 @@ def objections_of(op: Op, node: fx.Node) -> dict[str, str | None]:
 
 
 def arguments_by_position(op: Op, node: fx.Node) -> list[Any]:
-    """The fake values an implementation would be called with; a written view stands for its base."""
+    """The fake values an implementation will be called with, written views as they lie."""
     named = dict(node.kwargs)
     schema = op.overload._schema.arguments
-    if node.target is not auto_functionalized_v2:
+    if node.target is auto_functionalized_v2:
+        named |= {name: written_value(node, name) for name in op.writes}
+    else:
         named |= {a.name: given for a, given in zip(schema, node.args)}
-    for argument in schema:
-        if argument.name not in named and (index := named.get(f"_{argument.name}_base_index")) is not None:
-            named[argument.name] = named["_all_bases"][index]
     return [value(named.get(a.name, a.default_value)) for a in schema]
 
 
@@ -172,14 +184,6 @@ def leaves_graph(node: fx.Node) -> bool:
     (output,) = node.graph.find_nodes(op="output")
     outside = [*node.graph.find_nodes(op="placeholder"), *output.all_input_nodes]
     return storage_id(tensor(node)) in [storage_id(tensor(other)) for other in outside]
-
-
-def ranks_of(group: Any) -> int | None:
-    """Ranks of a process group in a graph, by name; None for an unknown name."""
-    try:
-        return _resolve_process_group(group).size()
-    except (LookupError, RuntimeError):
-        return None
 
 
 def remark(node: fx.Node, kind: str, reason: str, detail: str = "", **expected: int) -> Remark:

@@ -17,6 +17,7 @@ LOOKS_FOR = {  # name of a pass -> what a graph without a site for it does not h
     "fuse_norm": "sum or mix that a norm reads",
     "latent_tail": "top-k finalize (experts' rows gathered, weighted, summed)",
     "lower": "k3 op and no collective of one rank",
+    "read_bf16": "product with a matrix that was widened from bfloat16",
     "state_export": "KDA prefill or convolution that can leave a checkpoint",
 }
 

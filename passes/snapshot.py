@@ -12,6 +12,7 @@ Symbols are renamed in the order in which they appear (``s77`` becomes ``s0``, `
 storages are numbered alike, and no address or set order gets in. A node in an argument is ``{"node": id}``.
 ``input`` is what the user calls a placeholder (``step.cu_other``), where that is known.
 ``writes`` are the ids of the arguments that a node changes in place, and "rng" where it draws random numbers.
+``sends`` is what an op of ours sends to other ranks, one entry a tier, each up to its number of rows.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 import sympy
 import torch
+from k3compile.passes.communication import traffic_of
 from k3compile.passes.graph import IN_PLACE_OPERATORS, storage_id
 from k3compile.passes.graph import value as value_of
 from k3compile.passes.input_names import name_of
@@ -36,7 +38,7 @@ from k3compile.passes.symbol_names import SymbolNames, by_number
 from torch import fx
 
 SCHEMA = "k3graph/1"
-NOT_MEANING = ("name", "input", "source", "from", "module", "writes", "was", "replaces")
+NOT_MEANING = ("name", "input", "source", "from", "module", "writes", "was", "replaces", "sends")
 __all__ = ["SCHEMA", "digest", "snapshot", "text"]
 
 
@@ -124,7 +126,21 @@ def describe(node: fx.Node, ids: Mapping[fx.Node, int], namer: Namer) -> dict[st
         "module": module_path(node),
         "from": provenance(node),
         "writes": writes(node, ids),
+        **({"sends": sent} if (sent := sends(node, namer)) else {}),
     }
+
+
+def sends(node: fx.Node, namer: Namer) -> list[dict[str, Any]]:
+    """What a node sends to other ranks, and reads of a weight it shares with them, by its number of rows."""
+    return [
+        {
+            "up_to": traffic.up_to,
+            "collectives": traffic.collectives,
+            "bytes": size(traffic.sent, namer),
+            "weight": size(traffic.weight, namer),
+        }
+        for traffic in traffic_of(node)
+    ]
 
 
 def source_line(node: fx.Node) -> str | None:

@@ -3,7 +3,7 @@
     Kda   a recurrent state per request     verify rows and other rows go through different ops
     Mla   a row of latents per token        all rows alike
 
-T token rows, R requests, D width, H heads, K = V channels of a KDA head, C = 3HK.
+T token rows, R requests, D width, H heads of this rank, K = V channels of a KDA head, C = 3HK.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .cache.pools import KdaPools, MlaPools
 from .config import K3Config
 from .linear import Linear, Placement, RmsNorm
-from .parallel import all_reduce
+from .parallel.collectives import all_gather, all_reduce, all_to_all
 from .step import Step
 
 ops = torch.ops.k3
@@ -28,11 +28,12 @@ class Kda(nn.Module):
     state after every row to the slots of ``Step.scratch``.
     """
 
-    def __init__(self, config: K3Config, place: Placement, group: str, state_replay: bool = True) -> None:
+    def __init__(self, config: K3Config, place: Placement, state_replay: bool = True) -> None:
         super().__init__()
-        heads, width, hidden = config.kda_num_heads, config.kda_head_dim, config.hidden_size
+        width, hidden = config.kda_head_dim, config.hidden_size
+        heads = place.ranks.share(config.kda_num_heads)
         inner = heads * width
-        self.heads, self.width, self.group = heads, width, group
+        self.heads, self.width, self.group = heads, width, place.ranks.group
         self.lower_bound, self.eps = config.gate_lower_bound, config.rms_norm_eps
         self.state_replay = state_replay
         self.qkv_proj = Linear(place, hidden, 3 * inner)
@@ -140,14 +141,22 @@ def split_slots(step: Step) -> tuple[Tensor, Tensor]:
 
 
 class Mla(nn.Module):
-    """Attention over latents without positions; an output gate and a low-rank query where configured."""
+    """Attention over latents without positions; an output gate and a low-rank query where configured.
 
-    def __init__(self, config: K3Config, place: Placement, group: str) -> None:
+    Where ranks form context groups each keeps the latents of some tokens: token p those of rank
+    p // interleave mod ``context`` in its group.
+    """
+
+    interleave = 1
+
+    def __init__(self, config: K3Config, place: Placement) -> None:
         super().__init__()
-        hidden, heads, eps = config.hidden_size, config.num_attention_heads, config.latent_norm_eps
+        hidden, eps = config.hidden_size, config.latent_norm_eps
+        heads = place.ranks.share(config.num_attention_heads)
         width = config.qk_nope_head_dim + config.qk_rope_head_dim
-        self.heads, self.width, self.group = heads, width, group
-        self.latent = config.kv_lora_rank
+        self.heads, self.width, self.group = heads, width, place.ranks.group
+        self.context, self.context_group = place.ranks.context, place.ranks.context_group
+        self.latent, self.nope, self.value = config.kv_lora_rank, config.qk_nope_head_dim, config.v_head_dim
         if config.q_lora_rank:
             self.q_proj = nn.Sequential(
                 Linear(place, hidden, config.q_lora_rank),
@@ -168,14 +177,44 @@ class Mla(nn.Module):
         latent, k_pe = self.kv_a_proj_with_mqa(x).tensor_split((self.latent,), dim=1)
         row = torch.cat([self.kv_a_layernorm(latent), k_pe], dim=1)  # k_pe: neither normed nor rotated
 
-        cu = joined_cu(step)
-        ops.mla_write(row, pools.pages, step.pages, step.seen, cu)
-        kv_b = self.kv_b_proj.weight.to(x.dtype)
-        scale = self.width**-0.5
-        o = ops.mla_attend(q, kv_b, pools.pages, step.pages, step.seen, cu, scale).flatten(1)
+        where = pools.pages, step.pages, step.seen, joined_cu(step)
+        attend = self.attend if self.context == 1 else self.attend_together
+        o = attend(q, row, *where).flatten(1)
         if self.g_proj is not None:
             o = o * torch.sigmoid(self.g_proj(x))
         return all_reduce(self.o_proj(o), self.group)
+
+    def attend(self, q: Tensor, row: Tensor, *where: Tensor) -> Tensor:
+        """q [T, H, n+r], row [T, L+r] -> [T, H, v]; every token's latents are here."""
+        ops.mla_write(row, *where)
+        return ops.mla_attend(q, self.kv_b_proj.weight.to(q.dtype), *where, self.width**-0.5)
+
+    def attend_together(self, q: Tensor, row: Tensor, *where: Tensor) -> Tensor:
+        """The same where each rank of the context group has some tokens' latents.
+
+        Of the first rows the queries go to all ranks, and what they found on each comes back and is merged:
+        as many bytes whatever the length of the context. To the others, which have many queries, the context
+        comes. How many go is a matter of bytes, and the same on all ranks.
+        """
+        kv_b, ranks, group = self.kv_b_proj.weight.to(q.dtype), self.context, self.context_group
+        place = ops.context_place(group, self.interleave)
+        ops.mla_write_shard(row, *where, place)
+        first = ops.exchanged_rows(*where[2:], *self.costs(q)).item()
+        torch._check(first >= 0)
+        torch._check(first <= q.shape[0])
+        asked = all_gather(ops.mla_absorb(q[:first], kv_b, self.nope), ranks, group)  # [ranks * H, t, L+r]
+        o, lse = ops.mla_attend_shard(asked, *where, place, self.latent, self.width**-0.5)
+        found = torch.cat([o, lse.unsqueeze(2)], 2).unflatten(0, (ranks, self.heads))
+        parts = all_to_all(found, ranks, group)  # [ranks, H, t, L+1]: this rank's heads, over all tokens
+        mean = ops.lse_merge(parts[..., : self.latent], parts[..., self.latent])
+        done = ops.mla_expand(mean, kv_b, self.value)
+        return ops.mla_attend_gathered(q, kv_b, done, *where, row, group, self.interleave)
+
+    def costs(self, q: Tensor) -> tuple[int, int]:
+        """Bytes that a rank gets for a query that goes to all ranks, and for a token that comes to it."""
+        row = self.width - self.nope + self.latent
+        query = acc(q.dtype).itemsize * (row + self.latent + 1)
+        return self.context * self.heads * query, q.element_size() * row
 
 
 def joined_cu(step: Step) -> Tensor:

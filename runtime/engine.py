@@ -14,29 +14,28 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from .cache import writes
 from .cache.cache import Cache
+from .cache.orders import Copy, PoisonAll
 from .cache.tiers.connector import Connector
+from .cache.writes import Pools
 from .engine_config import EngineConfig
+from .executor import Executor, ForwardFn, GroupLost
 from .request import FinishReason, Request
 from .sampler import Choice, Sampler, TokenLogprobs
 from .scheduler import Progress, Result, Scheduler, Verdict, Work
 from .speculate.speculation import Speculation
 from .stats import Counters, EngineStats
-from .step import Batch, Step, build
-from .updates import EngineClosed, Goodbye, Live, OnUpdate, QueueFull, Update
+from .step import Batch, build
+from .updates import EngineClosed, Goodbye, Live, OnUpdate, QueueFull, Update, last_words
 
 __all__ = ["Engine", "EngineClosed", "ForwardFn", "OnUpdate", "QueueFull", "Update"]
 
 log = logging.getLogger(__name__)
-
-ForwardFn = Callable[[Step], tuple[Tensor, Tensor]]
 
 STORE_S = 5.0  # how long what was published may take to be stored when the engine stops
 
@@ -49,29 +48,26 @@ class Ran(NamedTuple):
 
 
 class Engine:
-    """Serves requests with ``forward`` and ``logits`` over the pages and slots of ``cache``.
+    """Serves requests with ``executor``'s model over the pages and slots of ``cache``.
 
-    forward(step) -> (hidden [T, D], taps); logits(hidden [N, D]) -> [N, vocab_size]. eos_ids end a request
-    unless it ignores them. pools: the tensors behind the cache, cleared as it says. config.max_model_len
-    None: what the pages hold. tiers: keep what the pools forget.
+    executor: what this rank, or every one, does with its pools, which are cleared as the cache says.
+    vocab_size: of its logits. eos_ids end a request unless it ignores them. config.max_model_len None: what
+    the pages hold. tiers: keep what the pools forget.
     """
 
     def __init__(
         self,
-        forward: ForwardFn,
-        logits: Callable[[Tensor], Tensor],
+        executor: Executor,
         cache: Cache,
         config: EngineConfig,
         vocab_size: int,
         eos_ids: Sequence[int] | frozenset[int] = (),
         *,
-        pools: writes.Pools = (),
-        device: str | torch.device = "cpu",
         speculation: Speculation | None = None,
         tiers: Connector | None = None,
     ) -> None:
         self.config = config
-        self.pools = pools
+        self.executor = executor
         self.cache = cache
         self.vocab_size = vocab_size
         self.eos_ids = frozenset(eos_ids)
@@ -80,13 +76,12 @@ class Engine:
         self.sampler = Sampler(self.eos_ids, config.verification)
         self.speculation = speculation or Speculation()
         self.tiers = self.scheduler.tiers = tiers
-        self._forward = self._next_forward = forward
+        self._forward = self._next_forward = executor.forward
         self._costs_old = False  # whether drafts are chosen by what another forward cost
-        self._logits = logits
-        self._device = device
         self._live: dict[str, Live] = {}  # engine thread only
         self._known: set[str] = set()  # ids in the inbox or live; under the lock
         self._inbox: deque[Live | Goodbye] = deque()
+        self._taken = self._inbox  # what the engine thread took out last
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed: str | None = None  # why no more requests are taken
@@ -95,7 +90,12 @@ class Engine:
         self._stalled = False  # the last plan had no work
         self._switch()
         if config.poison:
-            writes.poison_all(pools)
+            executor.write([PoisonAll()])
+
+    @property
+    def pools(self) -> Pools:
+        """The tensors behind the cache, of this rank."""
+        return self.executor.pools
 
     def use(self, forward: ForwardFn) -> None:
         """Run ``forward`` from the next step on. Thread-safe."""
@@ -103,9 +103,10 @@ class Engine:
 
     def _switch(self) -> None:
         """Take the forward of this step; whether it exports decides how prompts are cut."""
-        self._costs_old |= self._next_forward is not self._forward
-        self._forward = self._next_forward
-        self._exports = self.scheduler.exports = bool(getattr(self._forward, "exports", False))
+        if self._next_forward is not self._forward:
+            self._forward, self._costs_old = self._next_forward, True
+            self.executor.use(self._forward)
+        self._exports = self.scheduler.exports = self.executor.exports
         self.scheduler.lookahead = self.speculation.lookahead
         # Without replay the measured rows need the slots of requests, so it waits until nobody has one.
         if self._costs_old and (self.config.state_replay or not self.cache.slots.used):
@@ -174,6 +175,7 @@ class Engine:
             self._write()
             self.tiers.publish()
             self.tiers.close(STORE_S)
+        self.executor.stop()
 
     @property
     def alive(self) -> bool:
@@ -236,6 +238,10 @@ class Engine:
             results = [result_of(w, ran.choices.get(w.request)) for w in work]
             verdicts = self.scheduler.judge(results)
             self.speculation.settle(ran.batch, verdicts)
+        except GroupLost as error:  # nothing can be run any more
+            self.fail(str(error))
+            self._finish(self._failed(work, str(error)), {})
+            raise
         except Exception as error:  # a forward can fail in any way: its requests end, the others go on
             log.exception("step %d failed with %d requests in it", self._counters.steps, len(work))
             self._counters.failed_steps += 1
@@ -273,22 +279,21 @@ class Engine:
         """One forward pass: the choice for each request that gets a token."""
         self._write()
         config = self.config
-        batch = build(work, config.max_num_seqs, config.num_drafts, self._device, self._exports)
-        hidden, taps = self._forward(batch.step)
-        self.speculation.observe(batch.step, taps)  # a page is whole before the commit publishes it
-        if not self._exports:
-            ends = [w for w in batch.work if w.checkpoint]
-            assert all(w.checkpoint == w.request.seen + w.count for w in ends), "a state inside a row"
-            writes.copy(self.pools, [w.slot for w in ends], [w.checkpoint_slot for w in ends])
-        if not batch.samples:
+        batch = build(work, config.max_num_seqs, config.num_drafts, exports=self._exports)
+        ends = [] if self._exports else [w for w in batch.work if w.checkpoint]
+        assert all(w.checkpoint == w.request.seen + w.count for w in ends), "a state inside a row"
+        copies = Copy([w.slot for w in ends], [w.checkpoint_slot for w in ends])
+        # What a drafter keeps is in the pages when this returns, and only then does the commit publish them.
+        logits = self.executor.run(batch.step, batch.logit_rows, copies, self.speculation.observer)
+        if logits is None:
             return Ran(batch, {})
         owners = [w.request for w in batch.samples]
-        logits = self._logits(hidden.index_select(0, batch.logit_rows))
         chosen = self.sampler.sample(logits, owners, [w.drafts for w in batch.samples])
         return Ran(batch, dict(zip(owners, chosen, strict=True)))
 
     def _write(self) -> None:
-        writes.apply(self.pools, self.cache.take_writes())
+        if orders := self.cache.take_writes():
+            self.executor.write(orders)
 
     @torch.no_grad()
     def _speculate(self, ran: Ran | None) -> None:
@@ -309,8 +314,8 @@ class Engine:
 
     def _take_inbox(self) -> None:
         with self._wake:
-            news, self._inbox = self._inbox, deque()
-        for item in news:
+            self._taken, self._inbox = self._inbox, deque()
+        for item in self._taken:
             if isinstance(item, Live):
                 self._live[item.request.id] = item
                 self.scheduler.add(item.request)
@@ -355,15 +360,13 @@ class Engine:
         """Step while there is work, sleep while there is none, end when told."""
         try:
             while self._wait_for_work():
-                self.step()
+                with self.executor.watch.step("turn"):
+                    self.step()
             self._end_all("abort", None)
         except BaseException as error:  # whatever ends this thread, everybody who waits has to be told
-            log.exception("the engine died")
-            reason = f"the engine died: {type(error).__name__}: {error}"
-            with self._wake:
-                self._closed = reason
-            self._counters.last_error = reason
-            self._fail_all(reason)
+            self.fail(last_words(error))
+            self._live.clear()
+            self._inbox.clear()
 
     def _wait_for_work(self) -> bool:
         with self._wake:
@@ -376,14 +379,17 @@ class Engine:
             idle = not self._inbox and self.scheduler.idle
             return not idle and time.monotonic() < self._deadline
 
-    def _fail_all(self, reason: str) -> None:
-        """Tell everybody, without touching the books."""
+    def fail(self, reason: str, finish: FinishReason = "error") -> None:
+        """Take nothing more and tell everybody, without touching the books. Thread-safe: the engine thread
+        may be stuck in its step; if it wakes up, it ends and nobody is told twice.
+        """
+        self._counters.last_error = reason if finish == "error" else self._counters.last_error
         with self._wake:
-            waiting = [item for item in self._inbox if isinstance(item, Live)]
-            self._inbox.clear()
-        for live in [*self._live.values(), *waiting]:
-            live.tell([], None, "error", reason)
-        self._live.clear()
+            self._closed, self._deadline = reason, 0.0
+            waiting = [item for item in (*self._inbox, *self._taken) if isinstance(item, Live)]
+            self._wake.notify_all()
+        for live in [*self._live.copy().values(), *waiting]:
+            live.tell([], None, finish, reason)
 
 
 def result_of(work: Work, choice: Choice | None) -> Result:

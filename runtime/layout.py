@@ -18,6 +18,9 @@ from typing import NamedTuple
 import torch
 
 from .config import GROUP, K3Config
+from .parallel.ranks import Ranks
+from .parallel.sharding import Replicate, Split
+from .safetensors_dir import Cut
 
 UNUSED = ("vision_tower.", "mm_projector.")  # parts of a K3 checkpoint that the text model does not read
 A_LOG_PAD = 128  # K3 stores A_log padded with zeros to a multiple of this
@@ -31,11 +34,26 @@ class Entry(NamedTuple):
     dtype: torch.dtype
     parameter: str  # of Model
     index: int | slice | None = None  # the part of the parameter's first dimension; None: all of it
+    reshaped: bool = False  # stored in another shape, perhaps padded with zeros: small, and read whole
 
     def under(self, file_module: str, model_module: str) -> Entry:
         """The same tensor, seen from outside a module."""
         name, parameter = f"{file_module}.{self.name}", f"{model_module}.{self.parameter}"
         return self._replace(name=name, parameter=parameter)
+
+    def cut(self, split: Split, ranks: Ranks) -> Cut | None:
+        """What a rank reads of the file's tensor, ``split`` being that of the parameter; None: all of it."""
+        if ranks.size == 1 or self.reshaped or isinstance(split, Replicate):
+            return None
+        dim = split.dim - isinstance(self.index, int)
+        each = ranks.share(self.shape[dim])
+        return Cut(dim, ranks.rank * each, (ranks.rank + 1) * each)
+
+    def of_rank(self, split: Split, ranks: Ranks) -> int | slice | None:
+        """``index`` in the rank's part of the parameter: blocks that are dealt out one by one shrink."""
+        if not isinstance(self.index, slice) or isinstance(split, Replicate):
+            return self.index
+        return slice(ranks.share(self.index.start), ranks.share(self.index.stop))
 
 
 def expected_tensors(config: K3Config) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -104,7 +122,7 @@ def kda_entries(config: K3Config) -> Iterator[Entry]:
         yield Entry(f"{letter}_proj.weight", (inner, hidden), stored, "qkv_proj.weight", rows)
         yield Entry(f"{letter}_conv1d.weight", (inner, 1, 4), torch.float32, "conv_weight", rows)
     padded = (-(-heads // A_LOG_PAD) * A_LOG_PAD,) if config.family == "kimi_k3" else (1, 1, heads, 1)
-    yield Entry("A_log", padded, torch.float32, "a_log")
+    yield Entry("A_log", padded, torch.float32, "a_log", reshaped=True)
     yield Entry("dt_bias", (inner,), torch.float32, "dt_bias")
     yield Entry("f_a_proj.weight", (width, hidden), stored, "f_a_proj.weight")
     yield Entry("f_b_proj.weight", (inner, width), stored, "f_b_proj.weight")

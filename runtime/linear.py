@@ -9,6 +9,8 @@ from k3compile.kernels import acc
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .parallel.ranks import Ranks
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -17,6 +19,7 @@ class Placement:
     dtype: torch.dtype  # of activations and norm gains
     resident: torch.dtype  # of matrices; they are cast to the activations' dtype where they are used
     device: torch.device
+    ranks: Ranks  # that share every layer: modules are made with this rank's part
 
     @property
     def acc(self) -> torch.dtype:

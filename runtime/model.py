@@ -23,7 +23,9 @@ from .cache.pools import KdaPools, MlaPools
 from .config import K3Config
 from .linear import Linear, Placement, RmsNorm
 from .moe import Mlp, Moe
-from .parallel import group
+from .parallel.collectives import all_gather, all_reduce
+from .parallel.ranks import Ranks, world
+from .parallel.sharding import check
 from .step import Step
 
 # For torch.compiler.config.patch(unbacked_sources=...) around torch.compile(DecoderLayer.forward): every
@@ -57,9 +59,7 @@ class DepthMix(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then feed-forward. Layers of one kind (K3Config.kind) differ in their weights alone."""
 
-    def __init__(
-        self, config: K3Config, index: int, place: Placement, group: str, state_replay: bool = True
-    ) -> None:
+    def __init__(self, config: K3Config, index: int, place: Placement, state_replay: bool = True) -> None:
         super().__init__()
         self.snapshot = config.is_snapshot(index)
         depth = bool(config.attn_res_block_size)
@@ -68,13 +68,13 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RmsNorm(place, config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(place, config.hidden_size, config.rms_norm_eps)
         if config.is_kda(index):
-            self.self_attn = Kda(config, place, group, state_replay)
+            self.self_attn = Kda(config, place, state_replay)
         else:
-            self.self_attn = Mla(config, place, group)
+            self.self_attn = Mla(config, place)
         if config.is_moe(index):
-            self.ffn = Moe(config, place, group)
+            self.ffn = Moe(config, place)
         else:
-            self.ffn = Mlp(config, place, group, config.intermediate_size)
+            self.ffn = Mlp(config, place, config.intermediate_size)
 
     def forward(self, p: Tensor, blocks: Tensor, pools: KdaPools | MlaPools, step: Step) -> Tensor:
         """p [T, D] -> p after the layer; ``pools`` are advanced.
@@ -104,13 +104,30 @@ def check_arguments(
         raise ValueError(f"tap_layers {taps} must rise and lie in 0 .. {depth - 1}: there are {depth} layers")
 
 
+def scores(hidden: Tensor, head: Tensor) -> Tensor:
+    """hidden [..., D], head [V, D] -> [..., V]"""
+    return F.linear(hidden, head.to(hidden.dtype))
+
+
+def kept_of(page_size: int, context: int) -> int:
+    """Tokens of a page that each of ``context`` ranks keeps."""
+    turn = context * Mla.interleave if context > 1 else 1
+    if page_size % turn:
+        raise ValueError(
+            f"page_size={page_size} cannot be dealt out over context groups of {context} ranks: "
+            f"give a multiple of {turn}"
+        )
+    return page_size // context
+
+
 class Model(nn.Module):
-    """The whole text model. Parameters come unfilled; weights.load_model fills them.
+    """One rank's part of the text model. Parameters come unfilled; weights.load_model fills them.
 
     dtype: of activations. resident: of the matrices, default ``dtype``. tap_layers: layers after which the
     running sum is returned as well, for a draft model. state_replay: keep one state a request and records of
-    its last verify step, or (False) the state after each of its rows. Raises ValueError for a dtype we do not
-    run and for taps that are not layers in rising order.
+    its last verify step, or (False) the state after each of its rows. ranks: who shares the model, default
+    all ranks of this process group. Raises ValueError for a dtype we do not run, for taps that are not
+    layers in rising order, and for what the ranks cannot divide.
     """
 
     def __init__(
@@ -121,22 +138,23 @@ class Model(nn.Module):
         resident: torch.dtype | None = None,
         tap_layers: Sequence[int] = (),
         state_replay: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
         check_arguments(config, dtype, resident or dtype, tap_layers)
-        place = Placement(dtype, resident or dtype, torch.device(device))
-        name = group()
+        ranks = ranks or world()
+        check(config, ranks.size, ranks.context)
+        place = Placement(dtype, resident or dtype, torch.device(device), ranks)
         self.config, self.place, self.tap_layers = config, place, tuple(tap_layers)
         self.state_replay = state_replay
-        self.embed_tokens = place.parameter(config.vocab_size, config.hidden_size, dtype=place.resident)
+        vocab = ranks.share(config.vocab_size)
+        self.embed_tokens = place.parameter(vocab, config.hidden_size, dtype=place.resident)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, i, place, name, state_replay) for i in range(config.num_hidden_layers)
+            DecoderLayer(config, i, place, state_replay) for i in range(config.num_hidden_layers)
         )
         self.output_attn_res = DepthMix(config, place) if config.attn_res_block_size else None
         self.norm = RmsNorm(place, config.hidden_size, config.rms_norm_eps)
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(place, config.hidden_size, config.vocab_size)
-        )
+        self.lm_head = None if config.tie_word_embeddings else Linear(place, config.hidden_size, vocab)
 
     def forward(
         self,
@@ -148,7 +166,7 @@ class Model(nn.Module):
 
         pools: one a layer, from make_pools; advanced. layer: what runs a layer, e.g. the compiled forward.
         """
-        p = F.embedding(step.tokens, self.embed_tokens).to(self.place.dtype)
+        p = self.embed(step.tokens)
         bank = p.new_empty(self.config.num_snapshots, *p.shape)
         banked, taps = 0, []
         for index, (block, pool) in enumerate(zip(self.layers, pools, strict=True)):
@@ -161,10 +179,29 @@ class Model(nn.Module):
         mixed = p if self.output_attn_res is None else self.output_attn_res(p, bank)
         return self.norm(mixed), torch.stack(taps) if taps else p.new_empty(0, *p.shape)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., D] -> [..., vocabulary]"""
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens [...] -> [..., D]: each from the rank that has its row, the other ranks add zeros."""
+        ranks, rows = self.place.ranks, self.embed_tokens.shape[0]
+        if ranks.size == 1:
+            return F.embedding(tokens, self.embed_tokens).to(self.place.dtype)
+        local = tokens - ranks.rank * rows
+        here = (local >= 0) & (local < rows)
+        found = F.embedding(torch.where(here, local, 0), self.embed_tokens).to(self.place.dtype)
+        return all_reduce(torch.where(here.unsqueeze(-1), found, 0.0), ranks.group)
+
+    def logits(self, hidden: Tensor, score: Callable[[Tensor, Tensor], Tensor] = scores) -> Tensor:
+        """hidden [..., D] -> [..., vocabulary]: every rank scores its own tokens, and all get all scores.
+
+        score: what multiplies, e.g. the compiled product.
+        """
+        ranks = self.place.ranks
         head = self.embed_tokens if self.lm_head is None else self.lm_head.weight
-        return F.linear(hidden, head.to(hidden.dtype))
+        own = score(hidden, head)
+        if ranks.size == 1:
+            return own
+        rows = own.reshape(-1, own.shape[-1])
+        every = all_gather(rows, ranks.size, ranks.group).view(ranks.size, *rows.shape)  # [n, N, V / n]
+        return every.transpose(0, 1).reshape(*own.shape[:-1], ranks.size * own.shape[-1])
 
     def make_pools(
         self,
@@ -176,14 +213,16 @@ class Model(nn.Module):
     ) -> list[KdaPools | MlaPools]:
         """Zeroed pools, one a layer, each a view of one tensor per kind. Slot 0 and page 0 are nobody's.
 
+        State, window and records are of this rank's heads; a page has this rank's part of its tokens.
         num_slots: S, num_pages: N, both with the null one. max_drafts: drafts a verify row may hold.
         record_slots: the first slots, the null one among them, that have records (None: all, or none without
-        state replay). A slot has to be zero again before another request starts in it.
+        state replay). A slot has to be zero again before another request starts in it. Of a page a rank of a
+        context group keeps its share; raises ValueError for a page_size that they cannot share.
         """
         config, place = self.config, self.place
         if record_slots is None:
             record_slots = num_slots if self.state_replay else 0
-        heads, width, records = config.kda_num_heads, config.kda_head_dim, max_drafts + 1
+        heads, width, records = place.ranks.share(config.kda_num_heads), config.kda_head_dim, max_drafts + 1
         num_kda = len(config.kda_layers)
         num_mla = config.num_hidden_layers - num_kda
 
@@ -199,5 +238,6 @@ class Model(nn.Module):
         rec_x = zeros(num_kda, record_slots, records, channels, dtype=place.dtype)
         kda = map(KdaPools, state, window, rec_u, rec_k, rec_g, rec_x)
         row = config.kv_lora_rank + config.qk_rope_head_dim
-        mla = map(MlaPools, zeros(num_mla, num_pages, page_size, row, dtype=place.dtype))
+        tokens = kept_of(page_size, place.ranks.context)
+        mla = map(MlaPools, zeros(num_mla, num_pages, tokens, row, dtype=place.dtype))
         return [next(kda if config.is_kda(i) else mla) for i in range(config.num_hidden_layers)]

@@ -4,7 +4,8 @@
     x --down--> z --experts--> rows --weigh, sum--> y --sum over ranks--> norm --up--.
     x --shared MLP--------------------------------------sum over ranks---------------+--> out
 
-T token rows, D width, L latent, E experts, I inner width, k experts a token.
+T token rows, D width, L latent, E experts, I inner columns of this rank, k experts a token. A rank holds some
+columns of every expert, and all ranks choose the same experts from the same numbers.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from torch import Tensor, nn
 
 from .config import K3Config
 from .linear import Linear, Placement, RmsNorm
-from .parallel import all_reduce
+from .parallel.collectives import all_reduce
 
 ops = torch.ops.k3
 
 
 class Mlp(nn.Module):
-    """down(act(gate(x), up(x))) with ``inner`` columns of this rank, reduced over ranks."""
+    """down(act(gate(x), up(x))) with this rank's share of ``inner`` columns, reduced over ranks."""
 
-    def __init__(self, config: K3Config, place: Placement, group: str, inner: int) -> None:
+    def __init__(self, config: K3Config, place: Placement, inner: int) -> None:
         super().__init__()
-        self.group = group
+        self.group, inner = place.ranks.group, place.ranks.share(inner)
         self.beta, self.linear_beta = config.situ_beta, config.situ_linear_beta
         self.gate_proj = Linear(place, config.hidden_size, inner)
         self.up_proj = Linear(place, config.hidden_size, inner)
@@ -44,7 +45,8 @@ class PackedExperts(nn.Module):
     def __init__(self, config: K3Config, place: Placement) -> None:
         super().__init__()
         self.beta, self.linear_beta = config.situ_beta, config.situ_linear_beta
-        num, inner, latent = config.num_experts, config.moe_intermediate_size, config.latent_size
+        num, latent = config.num_experts, config.latent_size
+        inner = place.ranks.share(config.moe_intermediate_size)
         for name, outputs, inputs in (("w1", inner, latent), ("w3", inner, latent), ("w2", latent, inner)):
             packed = place.parameter(num, outputs, inputs // 2, dtype=torch.uint8)
             scale = place.parameter(num, outputs, inputs // GROUP, dtype=torch.uint8)
@@ -63,7 +65,8 @@ class DenseExperts(nn.Module):
     def __init__(self, config: K3Config, place: Placement) -> None:
         super().__init__()
         self.beta, self.linear_beta = config.situ_beta, config.situ_linear_beta
-        num, inner, latent = config.num_experts, config.moe_intermediate_size, config.latent_size
+        num, latent = config.num_experts, config.latent_size
+        inner = place.ranks.share(config.moe_intermediate_size)
         self.w1 = place.parameter(num, inner, latent, dtype=place.resident)
         self.w3 = place.parameter(num, inner, latent, dtype=place.resident)
         self.w2 = place.parameter(num, latent, inner, dtype=place.resident)
@@ -75,16 +78,16 @@ class DenseExperts(nn.Module):
 class Moe(nn.Module):
     """Routed experts (in a latent where configured) and one MLP that holds all shared experts."""
 
-    def __init__(self, config: K3Config, place: Placement, group: str) -> None:
+    def __init__(self, config: K3Config, place: Placement) -> None:
         super().__init__()
         hidden, latent = config.hidden_size, config.routed_expert_hidden_size
-        self.group = group
+        self.group = place.ranks.group
         self.top_k, self.renormalize = config.num_experts_per_token, config.moe_renormalize
         self.scale = config.routed_scaling_factor
         self.gate = place.parameter(config.num_experts, hidden)
         self.e_score_correction_bias = place.parameter(config.num_experts, dtype=place.acc)
         self.experts = (PackedExperts if config.experts_packed else DenseExperts)(config, place)
-        self.shared_experts = Mlp(config, place, group, config.shared_intermediate_size)
+        self.shared_experts = Mlp(config, place, config.shared_intermediate_size)
         self.routed_expert_down_proj = Linear(place, hidden, latent) if latent else None
         self.routed_expert_norm = RmsNorm(place, latent, config.rms_norm_eps) if latent else None
         self.routed_expert_up_proj = Linear(place, latent, hidden) if latent else None

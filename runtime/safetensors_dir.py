@@ -2,8 +2,9 @@
 
     model.safetensors.index.json    {"weight_map": {name: file}}   or one model.safetensors without an index
 
-Only headers are read here. Whatever is wrong is collected, so that a broken download is described once and
-whole. No other format is read: a pickle may run code.
+Headers are read at once, and values when they are asked for: a whole tensor, or a run along one dimension,
+which is a view of the mapped file until it is copied. Whatever is wrong is collected, so that a broken
+download is described once and whole. No other format is read: a pickle may run code.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,6 +41,18 @@ class Header(NamedTuple):
     file: str
     shape: tuple[int, ...]
     dtype: torch.dtype | str  # the file's own word when torch has no such dtype
+
+
+class Cut(NamedTuple):
+    """The run ``start`` <= i < ``stop`` along dimension ``dim`` of a stored tensor."""
+
+    dim: int
+    start: int
+    stop: int
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the part."""
+        return (*whole[: self.dim], self.stop - self.start, *whole[self.dim + 1 :])
 
 
 class SafetensorsDir:
@@ -139,10 +152,37 @@ class SafetensorsDir:
 
     def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Each named tensor, file by file; one file is mapped at a time, so copy what you keep."""
+        return self.parts(dict.fromkeys(names))
+
+    def parts(self, cuts: Mapping[str, Cut | None]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same of a run of each tensor; None: all of it. Nothing outside a run is read."""
         by_file: dict[str, list[str]] = {}
-        for name in names:
+        for name in cuts:
             by_file.setdefault(self.headers[name].file, []).append(name)
         for file in sorted(by_file):
             with safe_open(self.path / file, framework="pt") as handle:
                 for name in by_file[file]:
-                    yield name, handle.get_tensor(name)
+                    yield name, read_part(handle, name, cuts[name])
+
+    def rows(self, name: str, at_once: int) -> Iterator[torch.Tensor]:
+        """A tensor, some of its rows at a time."""
+        header = self.headers[name]
+        with safe_open(self.path / header.file, framework="pt") as handle:
+            for start in range(0, header.shape[0], at_once):
+                yield read_part(handle, name, Cut(0, start, min(start + at_once, header.shape[0])))
+
+    def num_bytes(self, cuts: Mapping[str, Cut | None]) -> int:
+        """What ``parts`` reads."""
+        total = 0
+        for name, cut in cuts.items():
+            _, shape, dtype = self.headers[name]
+            assert isinstance(dtype, torch.dtype), f"{name}: {dtype}"
+            total += torch.Size(shape if cut is None else cut.shape(shape)).numel() * dtype.itemsize
+        return total
+
+
+def read_part(handle: Any, name: str, cut: Cut | None) -> torch.Tensor:
+    """A tensor of an open file, or a run of it."""
+    if cut is None:
+        return handle.get_tensor(name)
+    return handle.get_slice(name)[(*[slice(None)] * cut.dim, slice(cut.start, cut.stop))]

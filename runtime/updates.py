@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .executor import GroupLost
 from .request import FinishReason, Request
 from .sampler import TokenLogprobs
 
@@ -48,6 +50,8 @@ class Live:
     request: Request
     on_update: OnUpdate
     last_token: float | None = None
+    ended: bool = False  # it was told a finish
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def tell(
         self,
@@ -56,14 +60,18 @@ class Live:
         finish: FinishReason | None,
         error: str | None,
     ) -> bool:
-        """Call the listener; False when it failed."""
+        """Call the listener, unless it was told a finish before; False when it failed. Thread-safe."""
         r = self.request
         counts = (r.prompt_tokens, r.output_tokens, r.cached_tokens)
-        try:
-            self.on_update(Update(r.id, tokens, logprobs, finish, error, *counts))
-        except Exception:  # a listener's fault must not end the service of the others
-            log.exception("on_update of request %s failed; the request is dropped", r.id)
-            return False
+        with self._lock:
+            if self.ended:
+                return True
+            self.ended = finish is not None
+            try:
+                self.on_update(Update(r.id, tokens, logprobs, finish, error, *counts))
+            except Exception:  # a listener's fault must not end the service of the others
+                log.exception("on_update of request %s failed; the request is dropped", r.id)
+                return False
         return True
 
 
@@ -72,3 +80,14 @@ class Goodbye(NamedTuple):
 
     id: str
     reason: FinishReason
+
+
+def last_words(error: BaseException) -> str:
+    """Log what ended an engine, and say it for those who wait. That other ranks are gone is no fault of the
+    code that noticed, and comes without the way there.
+    """
+    if isinstance(error, GroupLost):
+        log.error("the engine has lost its ranks: %s", error, exc_info=error.__cause__)
+        return str(error)
+    log.exception("the engine died")
+    return f"the engine died: {type(error).__name__}: {error}"

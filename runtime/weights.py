@@ -5,7 +5,8 @@
     model    --check---->  a parameter that was not filled              at the end
 
 Parameters are made first and hold NaN (bytes: 255) until a tensor is copied in, so memory peaks at the model
-plus one tensor. Experts stay packed.
+plus one tensor. Experts stay packed. Of several ranks each reads its own part of every tensor and no more
+(parallel/sharding.py); headers are compared by all, values by whoever reads them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,16 +24,24 @@ from torch import Tensor
 from .config import K3Config
 from .layout import UNUSED, Entry, entries, expected_tensors, head_name
 from .model import Model
-from .parallel import world_size
+from .parallel.ranks import Ranks
+from .parallel.sharding import TARGET, Shard, Split, part_of, split_of
 from .safetensors_dir import SafetensorsDir
+
+if TYPE_CHECKING:
+    from .speculate.dspark_model import DSparkModel
 
 __all__ = ["CheckpointError", "Examined", "examine", "expected_tensors", "load_model"]
 
 logger = logging.getLogger(__name__)
 
 SHOWN = 60  # problems in the text of an error; the attribute holds all
-CHUNK = 1 << 20  # elements that a check looks at together
+CHUNK = 1 << 17  # elements that a check looks at together
+ROWS = 1 << 10  # of two matrices that are compared
 LOWEST_SCALE, HIGHEST_SCALE = 127 - 24, 127 + 4  # of the largest group of a plausible expert matrix
+
+
+Report = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class CheckpointError(ValueError):
@@ -51,20 +61,23 @@ def load_model(
     latent_norm_eps: float = 1e-5,
     tap_layers: tuple[int, ...] = (),
     state_replay: bool = True,
+    ranks: Ranks | None = None,
+    report: Report | None = None,
 ) -> Model:
     """A Model of ``dtype``, its matrices kept in ``resident`` (default ``dtype``), filled from a directory.
 
+    ranks: who shares the model, default all ranks of this process group; only this rank's part is read.
+    report: is told how many of the bytes to read are in the model.
+
     Raises ConfigError or CheckpointError (both ValueError) listing all that is wrong, before anything is
-    served; ValueError under several ranks.
+    served; ValueError for what the ranks cannot divide. A bad value is found by the ranks that read it.
     """
-    if world_size() != 1:
-        raise ValueError(f"{world_size()} ranks share the process group; a checkpoint is loaded whole by one")
     path = Path(path)
     config, files, wanted, problems = examine(path, latent_norm_eps)
     if problems:
         raise CheckpointError(path, problems)
-    model = Model(config, dtype, device, resident, tap_layers, state_replay)
-    problems = fill(model, files, wanted)
+    model = Model(config, dtype, device, resident, tap_layers, state_replay, ranks)
+    problems = fill(model, files, wanted, TARGET, report)
     if problems:
         raise CheckpointError(path, problems)
     return model
@@ -119,32 +132,55 @@ def compare(files: SafetensorsDir, config: K3Config, wanted: dict[str, Entry]) -
     return problems
 
 
-def fill(model: Model, files: SafetensorsDir, wanted: dict[str, Entry]) -> list[str]:
-    """Copy every tensor into its parameter; what is wrong with the values, and what stayed unfilled."""
-    parameters = dict(model.named_parameters())
+def fill(
+    model: Model | DSparkModel,
+    files: SafetensorsDir,
+    wanted: Mapping[str, Entry],
+    table: Mapping[str, Split],
+    report: Report | None = None,
+) -> list[str]:
+    """Copy this rank's part of every tensor into its parameter; what is wrong with the values."""
+    ranks, parameters = model.place.ranks, dict(model.named_parameters())
     for parameter in parameters.values():
         parameter.fill_(float("nan") if parameter.is_floating_point() else 255)
+    splits = {name: split_of(table, name) for name in parameters}
+    cuts = {name: entry.cut(splits[entry.parameter], ranks) for name, entry in wanted.items()}
+    total, done = files.num_bytes(cuts), 0
     problems: list[str] = []
     filled: Counter[str] = Counter()
-    for name, tensor in files.tensors(list(wanted)):
+    for name, tensor in files.parts(cuts):
         entry = wanted[name]
+        split, part = splits[entry.parameter], parameters[entry.parameter]
         problems += value_problems(name, tensor)
-        part = parameters[entry.parameter]
-        part = part if entry.index is None else part[entry.index]
-        values = tensor.flatten()
-        if values.numel() > part.numel() and values[part.numel() :].any():
-            problems.append(f"{name} must be zero past its first {part.numel()} values")
-        part.copy_(values[: part.numel()].view(part.shape))
+        num_bytes = tensor.numel() * tensor.element_size()
+        index = entry.of_rank(split, ranks)
+        part = part if index is None else part[index]
+        if entry.reshaped:
+            shape, values = whole_shape(part, split, ranks), tensor.flatten()
+            if values[shape.numel() :].any():
+                problems.append(f"{name} must be zero past its first {shape.numel()} values")
+            tensor = part_of(values[: shape.numel()].view(shape), split, ranks)
+        part.copy_(tensor.view(part.shape))
         filled[entry.parameter] += part.numel()
+        done += num_bytes
+        if report is not None:
+            report(done, total)
     for name, parameter in parameters.items():
         assert filled[name] == parameter.numel(), f"{name}: {filled[name]} of {parameter.numel()} values"
     return problems
 
 
+def whole_shape(part: Tensor, split: Split, ranks: Ranks) -> torch.Size:
+    """Of the parameter that all ranks' parts make."""
+    cut = split.dim if isinstance(split, Shard) else None
+    return torch.Size(size * ranks.size if dim == cut else size for dim, size in enumerate(part.shape))
+
+
 def value_problems(name: str, tensor: Tensor) -> list[str]:
     """Values no trained model has: not finite, or an expert matrix of absurd size."""
     if tensor.is_floating_point():
-        finite = all(bool(torch.isfinite(part).all()) for part in tensor.flatten().split(CHUNK))
+        rows = max(CHUNK * len(tensor) // tensor.numel(), 1)  # as it lies: a run of columns is not copied
+        finite = all(bool(torch.isfinite(part).all()) for part in tensor.split(rows))
         return [] if finite else [f"{name} holds NaN or infinity"]
     if not name.endswith(".weight_scale"):
         return []
@@ -165,5 +201,5 @@ def has_own_head(config: K3Config, files: SafetensorsDir) -> bool:
         return False
     if (head.shape, head.dtype) != (tied.shape, tied.dtype):
         return True
-    both = {name: tensor.clone() for name, tensor in files.tensors([head_name(config), embedding])}
-    return not torch.equal(both[head_name(config)], both[embedding])
+    pairs = zip(files.rows(head_name(config), ROWS), files.rows(embedding, ROWS), strict=True)
+    return not all(torch.equal(one, other) for one, other in pairs)

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: bytes read and FLOPs a second."""
+"""What this machine can do at most, measured: bytes read, bytes read and written, FLOPs a second."""
 
 from __future__ import annotations
 
@@ -15,25 +15,39 @@ class MachineLimits:
     """Measured ceilings of one machine at ``threads`` threads."""
 
     threads: int
-    bytes_per_second: float  # float32 matrix times vector, counting the matrix: what decode is bound by
+    bytes_per_second: float  # read, by a sum or a matrix times a vector: what decode is bound by
     flops_per_second: float  # float32 matrix times matrix, 2mnk: what prefill is bound by
+    copy_bytes_per_second: float = 0.0  # read and written, by a copy or a change in place
+
+    def or_better(self, other: MachineLimits) -> MachineLimits:
+        """The larger of each: what was measured at two times, when others were running or not."""
+        return MachineLimits(
+            self.threads,
+            max(self.bytes_per_second, other.bytes_per_second),
+            max(self.flops_per_second, other.flops_per_second),
+            max(self.copy_bytes_per_second, other.copy_bytes_per_second),
+        )
 
 
 def measure(side: int = 4096, rounds: int = 7) -> MachineLimits:
-    """Time a matrix-vector and a matrix-matrix product of ``side`` (float32); best of ``rounds``.
+    """Time reads and changes of a matrix of ``side``, and a product (float32); best of ``rounds``.
 
-    The best and not the median: a limit is what the machine can do when nothing disturbs it. Uses
-    ``4 * side**2`` bytes for the matrix, which has to be several times the last-level cache.
+    The best and not the median: a limit is what the machine can do when nothing disturbs it. The matrix has
+    ``4 * side**2`` bytes, which has to be several times the last-level cache. torch's product with a vector
+    does not reach what memory gives on every CPU, its sum of all elements may.
     """
-    matrix = torch.ones(side, side)
+    matrix, other = torch.ones(side, side), torch.zeros(side, side)
     vector = torch.ones(side)
     square = torch.ones(min(side, 2048), min(side, 2048))
-    gemv = best(lambda: torch.mv(matrix, vector), rounds)
+    read = min(best(lambda: torch.mv(matrix, vector), rounds), best(lambda: matrix.sum(), rounds))
+    copy = min(best(lambda: other.copy_(matrix), rounds), best(lambda: matrix.mul_(1.0), rounds))
     gemm = best(lambda: torch.mm(square, square), rounds)
+    size = matrix.numel() * matrix.element_size()
     return MachineLimits(
         threads=torch.get_num_threads(),
-        bytes_per_second=matrix.numel() * matrix.element_size() / gemv,
+        bytes_per_second=size / read,
         flops_per_second=2 * square.shape[0] ** 3 / gemm,
+        copy_bytes_per_second=2 * size / copy,
     )
 
 

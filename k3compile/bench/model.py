@@ -1,4 +1,7 @@
-"""How fast a model runs here: eager, plain Inductor and k3, in one run, beside the machine's limits.
+"""How fast a model runs here: eager, plain Inductor, ``plain`` and k3, in one run, beside the limits.
+
+    inductor   Inductor alone: k3 ops are calls of their meaning
+    plain      no passes, every op opened before Inductor: what the features are measured against
 
     prefill    one request, ``prompt`` tokens in one pass          tokens/s, share of the matmul rate
     decode     one request, one token a pass                       tokens/s, share of the read bandwidth
@@ -31,10 +34,12 @@ from ..runtime.weights import load_model
 from .limits import MachineLimits, Sample, interleaved, measure, seconds
 from .memory import peak_since
 
-MODES = ("eager", "inductor", "k3")
+MODES = ("eager", "inductor", "plain", "k3")
+RESIDENT = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PAGE = 64
 SLOT = 1  # slot 0 and page 0 belong to nobody
 Layer = Callable[..., Tensor]
+Logits = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,16 @@ def bench(
     prompt: int = 512,
     decode: int = 16,
     rounds: int = 5,
+    resident: str = "float32",
 ) -> tuple[MachineLimits, list[ModelResult]]:
     """Measure every preset (or checkpoint directory) in every mode.
 
-    prompt: tokens of the prefill. decode: tokens of one decode round, reported a pass. Raises ValueError for
-    an unknown mode, and for a count below 1.
+    prompt: tokens of the prefill. decode: tokens of one decode round, reported a pass. resident: dtype of the
+    matrices in memory; activations are float32. Raises ValueError for an unknown mode or dtype, and for a
+    count below 1.
     """
+    if resident not in RESIDENT:
+        raise ValueError(f"resident is {resident!r} and must be one of {', '.join(RESIDENT)}")
     if unknown := sorted(set(modes) - set(MODES)):
         raise ValueError(f"modes are {', '.join(MODES)} (unknown: {', '.join(unknown)})")
     given = {"prompt": prompt, "decode": decode, "rounds": rounds}
@@ -88,8 +97,9 @@ def bench(
             if not directory.is_dir():
                 directory = Path(folder) / preset
                 make_checkpoint(directory, preset, seed=0)
-            results.append(bench_one(preset, load_model(directory), modes, prompt, decode, rounds, host))
-    return limits, results
+            model = load_model(directory, resident=RESIDENT[resident])
+            results.append(bench_one(preset, model, modes, prompt, decode, rounds, host))
+    return limits.or_better(measure(side=8192)), results
 
 
 @torch.no_grad()
@@ -108,8 +118,8 @@ def bench_one(
     passes, compiling, peaks = {}, {}, {}
     for mode in modes:
         with peak_since() as peak:
-            layer, compiling[mode] = layer_of(mode, model, pools)
-            passes[mode] = Passes(model, pools, layer, prompt, pages)
+            layer, logits, compiling[mode] = layer_of(mode, model, pools)
+            passes[mode] = Passes(model, pools, layer, prompt, pages, logits)
             passes[mode].prefill()
             passes[mode].decode(1)
         peaks[mode] = peak.bytes
@@ -132,13 +142,14 @@ def bench_one(
     return ModelResult(name, len(kinds), prompt, touched_bytes(model), matmul_flops(model, prompt), found)
 
 
-def layer_of(mode: str, model: Model, pools: Sequence) -> tuple[Layer, float]:
-    """What runs a layer in ``mode``, warmed up, and how long that took in seconds."""
+def layer_of(mode: str, model: Model, pools: Sequence) -> tuple[Layer, Logits, float]:
+    """What runs a layer in ``mode`` and what the head, warmed up, and how long that took in seconds."""
     if mode == "eager":
-        return DecoderLayer.forward, 0.0
-    if mode == "k3":
-        forward = compile_forward(model, pools, CompileOptions())
-        return forward.layer, forward.seconds
+        return DecoderLayer.forward, model.logits, 0.0
+    if mode in ("plain", "k3"):
+        options = CompileOptions(features="plain") if mode == "plain" else CompileOptions()
+        forward = compile_forward(model, pools, options)
+        return forward.layer, forward.logits, forward.seconds
     layer = torch.compile(
         DecoderLayer.forward, backend="inductor", fullgraph=True, dynamic=False, isolate_recompiles=True
     )
@@ -147,13 +158,22 @@ def layer_of(mode: str, model: Model, pools: Sequence) -> tuple[Layer, float]:
         with torch.no_grad(), unbacked_rows():
             model(null_step(model.place.device), pools, layer=layer)
 
-    return layer, seconds(warm_up)
+    return layer, model.logits, seconds(warm_up)
 
 
 class Passes:
     """The passes of one request over a model, run again and again from a cleared state."""
 
-    def __init__(self, model: Model, pools: Sequence, layer: Layer, prompt: int, pages: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        pools: Sequence,
+        layer: Layer,
+        prompt: int,
+        pages: int,
+        logits: Logits | None = None,
+    ) -> None:
+        self.logits = logits or model.logits
         self.model, self.pools, self.layer, self.prompt = model, pools, layer, prompt
         generator = torch.Generator().manual_seed(0)
         self.tokens = torch.randint(0, 256, (prompt,), generator=generator)
@@ -182,14 +202,14 @@ class Passes:
     @torch.no_grad()
     def first_token(self) -> Tensor:
         """The prompt, then the token that answers it."""
-        return self.model.logits(self.prefill()[-1:]).argmax(-1)
+        return self.logits(self.prefill()[-1:]).argmax(-1)
 
     @torch.no_grad()
     def decode(self, count: int) -> Tensor:
         """``count`` tokens, each from the one before, after the prompt."""
         token = self.tokens[:1]
         for i in range(count):
-            token = self.model.logits(self.run(token, self.prompt + i)).argmax(-1)
+            token = self.logits(self.run(token, self.prompt + i)).argmax(-1)
         return token
 
 

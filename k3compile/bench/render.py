@@ -9,7 +9,7 @@ from rich.table import Table
 from .limits import MachineLimits, Sample
 from .model import ModelResult, ModeResult
 
-REFERENCE = "inductor"
+REFERENCES = ("inductor", "plain")
 
 
 def as_json(limits: MachineLimits, results: list[ModelResult]) -> dict[str, Any]:
@@ -59,16 +59,17 @@ def table(limits: MachineLimits, result: ModelResult) -> Table:
     """One model: a row a mode, rates with their share of what the machine can do."""
     made = Table(title=f"{result.name}: {result.layers} layers, prompt {result.prompt}, one request")
     columns = ("mode", "prefill tok/s", "of limit", "decode tok/s", "of limit", "TTFT ms", "host µs/layer")
-    for column in (*columns, "peak MB", "compile s", f"prefill / {REFERENCE}", f"decode / {REFERENCE}"):
+    given = [m for m in result.modes if m.mode in REFERENCES]
+    ratios = [f"{what} / {m.mode}" for m in given for what in ("prefill", "decode")]
+    for column in (*columns, "peak MB", "compile s", *ratios):
         made.add_column(column, justify="left" if column == "mode" else "right")
-    reference = next((m for m in result.modes if m.mode == REFERENCE), None)
     for mode in result.modes:
-        made.add_row(*row(limits, result, mode, reference))
+        made.add_row(*row(limits, result, mode, given))
     return made
 
 
 def row(
-    limits: MachineLimits, result: ModelResult, mode: ModeResult, reference: ModeResult | None
+    limits: MachineLimits, result: ModelResult, mode: ModeResult, references: list[ModeResult]
 ) -> list[str]:
     values = mode_json(limits, result, mode)
     low, high = mode.ttft.interval
@@ -83,19 +84,16 @@ def row(
         f"{mode.peak_bytes / 1e6:.0f}",
         f"{mode.compile_seconds:.1f}",
     ]
-    if reference is None:
-        return [*cells, "-", "-"]
-    return [
-        *cells,
-        f"{reference.prefill.median / mode.prefill.median:.2f}x",
-        f"{reference.decode.median / mode.decode.median:.2f}x",
-    ]
+    for reference in references:
+        cells.append(f"{reference.prefill.median / mode.prefill.median:.2f}x")
+        cells.append(f"{reference.decode.median / mode.decode.median:.2f}x")
+    return cells
 
 
 def heading(limits: MachineLimits) -> str:
     """The ceilings that the shares refer to."""
     return (
         f"limits of this machine at {limits.threads} thread(s): "
-        f"{limits.bytes_per_second / 1e9:.1f} GB/s read (float32 matrix-vector), "
+        f"{limits.bytes_per_second / 1e9:.1f} GB/s read, "
         f"{limits.flops_per_second / 1e9:.0f} GFLOP/s (float32 matrix-matrix)"
     )

@@ -25,20 +25,21 @@ def verbs() -> None:
 @app.command("model")
 def model(
     presets: Annotated[list[str] | None, typer.Argument(help="Presets or checkpoint directories.")] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="eager, inductor, k3; repeat for several.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="eager, inductor, plain, k3; repeat.")] = None,
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 512,
     decode: Annotated[int, typer.Option(help="Tokens of one decode round.")] = 16,
     rounds: Annotated[int, typer.Option(help="Rounds; medians and quartiles are over these.")] = 5,
+    resident: Annotated[str, typer.Option(help="Of the matrices in memory: float32, bfloat16.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Prefill, decode, TTFT, peak memory and host time per layer: eager, plain Inductor and k3."""
+    """Prefill, decode, TTFT, peak memory and host time per layer: eager, Inductor, plain and k3."""
     from ..bench import model as bench
     from ..bench import render
 
     typer.echo("measuring; the table comes at the end, after minutes", err=True)
     try:
         limits, results = bench.bench(
-            presets or ["tiny", "small"], mode or bench.MODES, prompt, decode, rounds
+            presets or ["tiny", "small"], mode or bench.MODES, prompt, decode, rounds, resident
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -115,6 +116,28 @@ def passes(
         result = bench.bench(preset, inner, prompt, decode, rounds, without or ())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    show(as_json, result.to_json(), bench.table(result))
+
+
+@app.command("kernels")
+def kernels(
+    op: Annotated[list[str] | None, typer.Option(help="An op; repeat, default all with a cell.")] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds; medians are over these.")] = 5,
+    scale: Annotated[float, typer.Option(help="Of the working sets; 1 is four times the last cache.")] = 1.0,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture of the shares, as SVG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Every op with several implementations here: GB/s and GFLOP/s beside this machine's limits."""
+    from ..bench import kernels as bench
+    from ..bench.plot import svg
+    from ..kernels.op import OPS
+
+    try:
+        result = bench.bench(rounds, scale, op or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if plot is not None:
+        plot.write_text(svg(result, frozenset(name for op in OPS.values() for name in op.implementations)))
     show(as_json, result.to_json(), bench.table(result))
 
 

@@ -21,7 +21,10 @@ from typer.core import TyperGroup
 
 # What the parser raises for a wrong option, argument or verb, in the click that typer is built on.
 UsageError: type[Exception] = typer.BadParameter.__base__
-VERBS = ("serve", "chat", "make-checkpoint", "explain", "inspect", "export", "diff", "doctor", "bench")
+VERBS = (
+    "serve", "chat", "make-checkpoint", "plan", "dry-run", "explain", "inspect", "export", "diff", "doctor",
+    "bench", "kernels", "gpu-check",
+)  # fmt: skip
 
 
 class LazyVerbs(TyperGroup):

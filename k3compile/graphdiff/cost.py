@@ -82,6 +82,8 @@ class Walk:
             self.copy_back(node)
         elif FUNCTIONALIZED in target:
             self.functionalized(node)
+        elif target == "aten.copy.default" and self.is_scattered(node):
+            self.owner[node["id"]] = self.owner.get(inputs[-1])
         elif node.get("writes") and self.is_view(node, inputs):
             self.in_place(node, inputs)
         elif target in FREE or not tensors_of(node["value"]) or self.is_view(node, inputs):
@@ -100,6 +102,11 @@ class Walk:
         moved = moved or size_of(node["value"])
         self.owner[node["id"]] = self.owner.get(inputs[0])
         self.count(Work(read=moved, written=moved), [])
+
+    def is_scattered(self, node: Mapping[str, Any]) -> bool:
+        """Whether a copy is ``x[i] = y`` made functional: a scatter takes it, and moves the rows."""
+        readers = [aten_name(self.nodes[place]["target"]) for place in self.readers.get(node["id"], ())]
+        return bool(readers) and all(reader.startswith(SCATTERS) for reader in readers)
 
     def is_view(self, node: Mapping[str, Any], inputs: list[int]) -> bool:
         """Whether the only result is memory of an argument."""
@@ -186,7 +193,7 @@ class Walk:
                 named[key[1 : -len("_base_index")]] = self.seen({"node": bases[place]})
         results = tensors_of(node["value"]) if results is None else results
         args = [] if bases else [self.seen(a) for a in node["args"]]
-        return Call(op, tuple(args), named, tuple(results))
+        return Call(op, tuple(args), named, tuple(results), tuple(node.get("sends", ())))
 
     def seen(self, argument: Any) -> Any:
         """An encoded argument with every node replaced by its value."""

@@ -12,13 +12,13 @@ Data decides some sizes: pages in use, experts chosen. Those are upper bounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import sympy
 
-from .sizes import Size, bytes_of, entry_bytes, numel, shape
+from .sizes import Size, bytes_of, entry_bytes, itemsize, numel, shape, size
 
 FREE = {
     "operator.getitem", "aten._assert_scalar.default", "aten._assert_async.msg",
@@ -30,7 +30,7 @@ FREE = {
     "aten.squeeze.default", "aten.as_strided.default", "aten.split.Tensor", "aten.split_with_sizes.default",
     "aten.diagonal.default", "aten.unfold.default", "aten.view_as_real.default",
     "aten.lift_fresh_copy.default",
-    "_c10d_functional.wait_tensor.default",
+    "_c10d_functional.wait_tensor.default", "k3.context_place.default", "k3.exchanged_rows.default",
 }  # fmt: skip
 EMPTY = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty_strided")
 ROWS_READ = (
@@ -45,12 +45,16 @@ COLLECTIVES = "_c10d_functional."
 
 
 class Call(NamedTuple):
-    """One node: its op's name, its arguments as snapshot values (tensors) or plain ones, and its results."""
+    """One node: its op's name, its arguments as snapshot values (tensors) or plain ones, and its results.
+
+    sends: what the snapshot says it sends to other ranks.
+    """
 
     target: str
     args: tuple[Any, ...]
     named: Mapping[str, Any]
     results: tuple[Mapping[str, Any], ...]
+    sends: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def tensors(self) -> list[Mapping[str, Any]]:
@@ -79,13 +83,15 @@ class Work(NamedTuple):
     written: Size | None = None  # None: all of the results
     flops: Size = 0
     launches: int = 1
-    collectives: int = 0
+    collectives: Size = 0
     collective_bytes: Size = 0
 
 
 def work_of(call: Call) -> Work:
     """The work of one call that is not free."""
     name = call.target.removesuffix(".default")
+    if name.startswith("k3."):  # an implementation costs what its op costs
+        name = ".".join(name.split(".")[:2])
     if (rule := RULES.get(name)) is not None:
         return rule(call)
     if name.startswith(COLLECTIVES):
@@ -186,6 +192,35 @@ def mla_attend(call: Call) -> Work:
     )
 
 
+def mla_attend_shard(call: Call) -> Work:
+    """The same with absorbed queries, over the rows that this rank keeps of every page."""
+    q, pages, table = call.args[:3]
+    heads, tokens, width = shape(q)
+    seen = shape(table)[1] * shape(pages)[1]
+    flops = 2 * heads * tokens * seen * (width + shape(call.results[0])[2])
+    return Work(entry_bytes(pages) * numel(table) + bytes_of(q), None, flops)
+
+
+def mla_attend_gathered(call: Call) -> Work:
+    """The whole table of every request comes, in one collective, and every token row meets it: bounds."""
+    q, kv_b, _, pages, table, _, _, own = call.args[:8]
+    tokens, heads, width = shape(q)
+    came, seen = entry_bytes(pages) * numel(table), shape(table)[1] * shape(pages)[1]
+    flops = 2 * tokens * heads * seen * (width + shape(call.results[0])[2])
+    expansion = 2 * numel(kv_b) * (numel(table) * shape(pages)[1] + tokens)
+    read = came + bytes_of(q) + bytes_of(kv_b) + bytes_of(own)
+    return Work(read, None, flops + expansion, 1, 1, came)
+
+
+def half_expansion(call: Call) -> Work:
+    """A query into the latents' space, or a mean out of it: a product with a part of kv_b."""
+    x, kv_b, width = call.args
+    tokens = shape(x)[0] if "absorb" in call.target else shape(x)[1]
+    heads = shape(x)[1] if "absorb" in call.target else shape(x)[0]
+    flops = 2 * tokens * heads * width * shape(kv_b)[1]
+    return Work(bytes_of(x) + bytes_of(kv_b), None, flops)
+
+
 def experts(call: Call) -> Work:
     """The chosen experts once each, an upper bound: tokens may agree. 6 I L a token and expert."""
     z, ids, first, *rest = call.args
@@ -197,13 +232,28 @@ def experts(call: Call) -> Work:
 
 
 def latent_tail(call: Call) -> Work:
-    """Finalize, norm, up-projection, shared add; both sums over ranks where there is a group."""
+    """Finalize, norm, up-projection, shared add; both sums over ranks where there is a group, and by its tier
+    the rank's part of the weight. A snapshot without tiers has the whole weight and two sums.
+    """
     rows, weights, _, _, up, shared, _, group = call.args
-    tokens, latent, width = shape(weights)[0], shape(rows)[1], shape(up)[0]
+    tokens, latent = shape(weights)[0], shape(rows)[1]
     moved = bytes_of(shared) + entry_bytes(rows) * tokens if group else 0
-    flops = 2 * numel(rows) + 2 * tokens * latent * width + 5 * tokens * latent
-    read = sum((bytes_of(t) for t in call.tensors), 0)
-    return Work(read, None, flops, 1, 2 if group else 0, moved)
+    plain = {"up_to": None, "collectives": 2 if group else 0, "bytes": moved, "weight": bytes_of(up)}
+    collectives, sent, weight = (
+        by_rows(tokens, key, call.sends or (plain,)) for key in ("collectives", "bytes", "weight")
+    )
+    multiplied = by_rows(tokens, "weight", call.sends or (plain,), itemsize(up["dtype"]))
+    flops = 2 * numel(rows) + 2 * tokens * multiplied + 5 * tokens * latent
+    read = sum((bytes_of(t) for t in call.tensors if t is not up), 0) + weight
+    return Work(read, None, flops, 1, collectives, sent)
+
+
+def by_rows(rows: Size, key: str, tiers: Sequence[Mapping[str, Any]], unit: int = 1) -> Size:
+    """What the first tier says that reaches so many rows; a case distinction where these are a symbol."""
+    sizes = [(size(tier[key]) // unit, tier["up_to"]) for tier in tiers]
+    if isinstance(rows, int) or len(sizes) == 1:
+        return next(found for found, up_to in sizes if up_to is None or rows <= up_to)
+    return sympy.Piecewise(*((found, True if up_to is None else rows <= up_to) for found, up_to in sizes))
 
 
 RULES: dict[str, Callable[[Call], Work]] = {
@@ -221,6 +271,10 @@ RULES: dict[str, Callable[[Call], Work]] = {
     **{f"k3.short_conv{form}": short_conv for form in ("", "_verify", "_verify_states", "_export")},
     "k3.mla_write": mla_write,
     **{f"k3.{name}": mla_attend for name in ("mla_attend", "mla_attend_block")},
+    "k3.mla_write_shard": mla_write,
+    "k3.mla_attend_shard": mla_attend_shard,
+    "k3.mla_attend_gathered": mla_attend_gathered,
+    **{f"k3.{name}": half_expansion for name in ("mla_absorb", "mla_expand")},
     "k3.experts_unfinalized": experts,
     "k3.experts_unfinalized_dense": experts,
     "k3.latent_tail": latent_tail,

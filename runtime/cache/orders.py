@@ -37,6 +37,21 @@ class Poison(NamedTuple):
 Order = Copy | Clear | Poison
 
 
+class Fold(NamedTuple):
+    """States move to the end of the verified rows they keep: (from slot, rows, to slot) of each, all at once.
+    Nothing the books order; see speculate/settle.py.
+    """
+
+    moves: list[tuple[int, int, int]]
+
+
+class PoisonAll(NamedTuple):
+    """Everything becomes NaN: nothing is owned yet."""
+
+
+Change = Order | Fold | PoisonAll  # of the pools, between two passes
+
+
 class Orders:
     """The list of one step. Neighbours of one kind become one order where that means the same."""
 

@@ -4,7 +4,8 @@
     bytes = slots * slot_bytes + record_slots * record_bytes + num_pages * page_bytes      nothing is rounded
 
 Bytes are over all layers. They are measured on small pools, so they are right for any model, dtype and
-layout. A prefix is kept as pages and, every ``block_size`` tokens, a state: both are bought together.
+layout, and on any rank: where ranks share the tokens of a page, it takes each its part. A prefix is kept as
+pages and, every ``block_size`` tokens, a state: both are bought together.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class PoolSizes:
 
     num_slots: the null slot and those that requests live in, slots_per_request each. num_checkpoints: the
     slots above them. record_slots: the first slots, which have records. block_size: tokens from one kept
-    state to the next, 0 without a prefix cache.
+    state to the next, 0 without a prefix cache. kept_of_page: of a page's tokens, those whose latents this
+    rank keeps; the others of its context group keep as many.
     """
 
     num_slots: int
@@ -56,6 +58,7 @@ class PoolSizes:
     slots_per_request: int
     bytes: Bytes
     max_model_len: int
+    kept_of_page: int
 
     @property
     def total_slots(self) -> int:
@@ -86,7 +89,12 @@ class PoolSizes:
             f"{self.tokens:,} tokens), {self.num_slots} state slots{kept} ({self.bytes.slot:,} B each), "
             f"{self.total_bytes:,} B in all; max_model_len {self.max_model_len:,}"
         )
-        return "; ".join([line, *self._of_blocks(), *self._of_drafts()])
+        return "; ".join([line, *self._of_ranks(), *self._of_blocks(), *self._of_drafts()])
+
+    def _of_ranks(self) -> list[str]:
+        """Which tokens of a page are here, where ranks share them."""
+        ranks = self.page_size // self.kept_of_page
+        return [f"each of {ranks} ranks keeps {self.kept_of_page} tokens of a page"] if ranks > 1 else []
 
     def _of_blocks(self) -> list[str]:
         return [f"a state is kept every {self.block_size:,} tokens"] if self.block_size else []
@@ -115,6 +123,12 @@ def measure(make_pools: MakePools, page_size: int, num_drafts: int) -> Bytes:
         [more - less for more, less in zip(a, b)] for a, b in ((slot, one), (records, slot), (page, one))
     )
     return Bytes(sum(slot), sum(records), sum(page), max(slot), max(page))
+
+
+def kept_of_page(make_pools: MakePools, page_size: int) -> int:
+    """Tokens of a page that this rank keeps; a draft keeps them all, whatever the model does."""
+    latents = [layer.pages for layer in make_pools(1, 1, page_size, 0, 0) if isinstance(layer, MlaPools)]
+    return min((pages.shape[1] for pages in latents), default=page_size)
 
 
 def pool_bytes(pools: Sequence[Iterable[Tensor]]) -> int:
@@ -148,6 +162,7 @@ def size_pools(config: EngineConfig, make_pools: MakePools, model_max: int) -> P
         slots_per_request=config.slots_per_request,
         bytes=each,
         max_model_len=0,
+        kept_of_page=kept_of_page(make_pools, config.page_size),
     )
     return pages_within(config, sizes, longest)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
@@ -14,6 +14,7 @@ from .errors import ApiError
 
 T = TypeVar("T")
 INLINE_BYTES = 64 << 10  # below this, decoding takes less time than handing it to a thread
+PATIENCE_S = 30.0  # for the next part of a body
 MAX_NESTED = 1 << 18  # lists and objects; decoding millions stops every thread for seconds
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # one without an end reaches to the end
 
@@ -47,11 +48,11 @@ def nested(data: bytes) -> int:
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """All bytes, or 413. A body somewhat too long is read to its end first, so that the client, still
-    writing, gets to see the answer.
+    writing, gets to see the answer. Or 408, where a client stops writing and holds its connection.
     """
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
+    async for part in in_time(request.stream()):
         size += len(part)
         if size <= max_bytes:
             parts.append(part)
@@ -62,3 +63,16 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if size > max_bytes:
         raise ApiError(413, f"the body is larger than {max_bytes} bytes", code="request_too_large")
     return b"".join(parts)
+
+
+async def in_time(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The parts of ``stream``, or 408 when one takes longer than :data:`PATIENCE_S`."""
+    while True:
+        try:
+            part = await asyncio.wait_for(anext(stream, None), PATIENCE_S)
+        except TimeoutError:
+            said = f"the body did not go on for {PATIENCE_S:g} s: send the whole of it"
+            raise ApiError(408, said, code="request_timeout") from None
+        if part is None:
+            return
+        yield part

@@ -46,6 +46,8 @@ class ApiError(Exception):
         self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
+        if status == 408:
+            self.headers["Connection"] = "close"  # the rest of the body would be read as the next request
 
     def body(self) -> dict:
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")

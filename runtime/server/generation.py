@@ -22,6 +22,8 @@ class EngineLike(Protocol):
 
     def submit(self, request: Request, on_update: OnUpdate) -> None: ...
     def abort(self, request_id: str, reason: FinishReason = "abort") -> None: ...
+    @property
+    def alive(self) -> bool: ...
 
 
 class Generation:
@@ -33,6 +35,11 @@ class Generation:
         self._open: set[int] = set()
         self._queue: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def over(self) -> bool:
+        """Whether the engine takes no more requests."""
+        return not self._engine.alive
 
     def submit(self) -> None:
         """Hand all requests over, or none: when the engine refuses one, the others are aborted again."""

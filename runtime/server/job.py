@@ -37,7 +37,7 @@ class Job:
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """What each update adds, with the place of its answer, until all have ended.
 
-        Raises :class:`ApiError` when the engine gives one up: 503 while stopping, else 500.
+        Raises :class:`ApiError` when the engine gives one up: 503 when it takes no others either, else 500.
         """
         async for index, update in self.generation.updates():
             answer = self.answers[index]
@@ -45,10 +45,14 @@ class Job:
             if answer.finish_reason == "abort":
                 raise ApiError(503, "the server is stopping", retry_after_s=1)
             if answer.finish_reason == "error":
-                raise ApiError(500, f"the engine failed: {answer.error}")
+                raise self.failure(f"the engine failed: {answer.error}")
             if answer.finish_reason is not None:
                 self.generation.stop(index)
             yield index, piece
+
+    def failure(self, said: str) -> ApiError:
+        """An error of the engine, which may do better next time, or has ended and only another server may."""
+        return ApiError(503, said, retry_after_s=1) if self.generation.over else ApiError(500, said)
 
     def close(self) -> None:
         """Let go of whatever still runs."""

@@ -1,21 +1,24 @@
 """Run the application on uvicorn: bind early, say when we are ready, end in time.
 
     SIGTERM  no new requests, running answers get drain_s seconds, then the rest is aborted
+    SIGHUP   the same, unless whoever started us has it ignored, as nohup does
     SIGINT   the same with no time given, during a drain too; a second one gives up on everything
 
 The engine is told to stop at the signal itself, so that open streams end with an error event rather than
-a cut connection, and a stream that hangs cannot hold the process.
+a cut connection, and a stream that hangs cannot hold the process. A step may outlast all patience: then
+requests are told while it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -27,6 +30,7 @@ from .server_config import ServerConfig
 log = logging.getLogger(__name__)
 
 LAST_BREATH_S = 1.0  # for the last events of aborted streams to be sent, and for the engine's last step
+LAST_STEP_S = 0.3  # of it, for the engine to tell its requests between two steps
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -77,6 +81,20 @@ class Server(uvicorn.Server):
         if self.started:
             self._on_ready()
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn's signals, and that of a terminal that has gone."""
+        with super().capture_signals():
+            here = threading.current_thread() is threading.main_thread()
+            if not here or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+                yield
+                return
+            before = signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = len(self._stopping) > 1
@@ -91,9 +109,8 @@ class Server(uvicorn.Server):
         patience, first = drain_s + LAST_BREATH_S, self.config.timeout_graceful_shutdown
         self.config.timeout_graceful_shutdown = patience if first is None else min(first, patience)
         if self._stopping:
-            hurry = threading.Timer(patience, setattr, (self, "force_exit", True))
-            hurry.daemon = True
-            hurry.start()
+            later(patience, setattr, self, "force_exit", True)
+        later(drain_s + LAST_STEP_S, self._engine.fail, "the server is stopping", "abort")
         self._stopping.append(threading.Thread(target=self._engine.stop, args=(drain_s,), daemon=True))
         self._stopping[-1].start()
         self.should_exit = True
@@ -106,6 +123,13 @@ class Server(uvicorn.Server):
         while any(t.is_alive() for t in self._stopping) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         return not any(t.is_alive() for t in self._stopping)
+
+
+def later(seconds: float, call: Callable[..., object], *args: object) -> None:
+    """Call from a thread that does not hold the process."""
+    timer = threading.Timer(seconds, call, args)
+    timer.daemon = True
+    timer.start()
 
 
 def serve(
@@ -121,5 +145,5 @@ def serve(
     engine.start()
     ended = asyncio.run(run())
     if not ended:
-        log.warning("the engine is still in a step; leaving it")
+        log.warning("the engine is still in a step")
     return ended

@@ -126,6 +126,12 @@ class Message(Model):
             raise ValueError("must be a string or a list of parts")
         return value
 
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.role in ("user", "tool") and self.content is None:
+            raise ValueError(f"a message of role {self.role} needs content")
+        return self
+
 
 class Sampling(Model):
     """What both endpoints share. None means the default, as if the field were absent."""

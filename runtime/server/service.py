@@ -21,8 +21,6 @@ class ServedEngine(EngineLike, Protocol):
     vocab_size: int
     max_model_len: int
 
-    @property
-    def alive(self) -> bool: ...
     def stats(self) -> EngineStats: ...
 
 
@@ -48,7 +46,8 @@ class Service:
 
     def check_open(self) -> None:
         if self.closing or not self.engine.alive:
-            raise ApiError(503, "the server is stopping", retry_after_s=self.config.retry_after_s)
+            why = self.health() or "the server is stopping"
+            raise ApiError(503, why, retry_after_s=self.config.retry_after_s)
 
     def generate(self, requests: Sequence[Request]) -> Generation:
         """Submit requests together. Raises :class:`ApiError` 429 when the queue is full, 503 when closed,

@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..engine_config import EngineConfig
+from ..executor import Executor, ForwardFn
 from ..request import Request
-from .costs import CostTable, ForwardFn, measure_draft, measure_forward
+from .costs import CostTable, measure_draft, measure_forward
 from .draft import Draft, Drafter, first
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,9 @@ class Adaptive:
         self._records: WeakKeyDictionary[Request, Record] = WeakKeyDictionary()
 
     def use(self, forward: ForwardFn) -> None:
-        """Decide by the costs of ``forward`` from now on; measured in the null slot, as at the start."""
+        """Decide by the costs of ``forward``, the executor's, from now on; measured in the null slot, as at
+        the start.
+        """
         if self._measure is not None:
             self.verify = self._measure(forward)
             log.info("a step by its rows, in ms: %s", self.verify)
@@ -150,12 +151,7 @@ class Adaptive:
 
 
 def make_adaptive(
-    drafter: Drafter | None,
-    forward: ForwardFn,
-    logits: Callable[[Tensor], Tensor],
-    config: EngineConfig,
-    vocab_size: int,
-    device: str | torch.device = "cpu",
+    drafter: Drafter | None, executor: Executor, config: EngineConfig, vocab_size: int
 ) -> Adaptive | None:
     """What decides for an engine that nobody uses yet, from costs measured on its own forward and drafter;
     None where nothing is drafted or all drafts are to be verified.
@@ -164,9 +160,10 @@ def make_adaptive(
         return None
 
     def measure(forward: ForwardFn) -> CostTable:
-        return measure_forward(forward, logits, config, device)
+        """Of the executor's present forward, which this is."""
+        return measure_forward(executor, config)
 
-    verify = measure(forward)
+    verify = measure_forward(executor, config)
     log.info("a step by its rows, in ms: %s", verify)
     return Adaptive(verify, measure_draft(drafter, config), vocab_size, measure)
 

@@ -15,16 +15,15 @@ from statistics import median
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..cache.holding import Holding
 from ..engine_config import EngineConfig
+from ..executor import Executor
 from ..request import Request
 from ..scheduler import Work
-from ..step import Step, build
+from ..step import build
 from .draft import Drafter
 
-ForwardFn = Callable[[Step], tuple[Tensor, Tensor]]
 REPEATS = 5
 CONTEXT = 8192  # tokens behind each row that is timed, where the engine allows so many
 
@@ -79,12 +78,7 @@ def measure(
     return CostTable.of(times)
 
 
-def measure_forward(
-    forward: ForwardFn,
-    logits: Callable[[Tensor], Tensor],
-    config: EngineConfig,
-    device: str | torch.device = "cpu",
-) -> CostTable:
+def measure_forward(executor: Executor, config: EngineConfig) -> CostTable:
     """What verifying costs: forward and logits of verify rows, from one row to all a step can hold.
 
     config.max_model_len must be set. The rows live in the null slot and the null page, which belong to
@@ -92,14 +86,12 @@ def measure_forward(
     slots of requests, so that none may run then.
     """
     context = context_of(config)
-    exports = bool(getattr(forward, "exports", False))
 
     @torch.no_grad()
     def run(rows: int) -> float:
         work = null_work(rows, config, context)
-        batch = build(work, config.max_num_seqs, config.num_drafts, device, exports)
-        hidden, _ = forward(batch.step)
-        return logits(hidden.index_select(0, batch.logit_rows))[-1, -1].item()  # waits for the device
+        batch = build(work, config.max_num_seqs, config.num_drafts, exports=executor.exports)
+        return executor.run(batch.step, batch.logit_rows)[-1, -1].item()  # waits for the device
 
     return measure(run, row_counts(config))
 

@@ -1,11 +1,8 @@
 """Drafts by DSpark: after each forward its taps become context rows, before the next one blocks are drafted.
 
-    position      0 ........ seen - 1     seen      seen + 1 ..  seen + K - 1
-    token         committed               anchor    mask         mask
-    draft pages   context rows            none: the block's own rows are kept nowhere
-
-Context rows lie in pages of the draft's own under the target's page numbers, so whatever owns, shares, evicts
-or stores a page does so for both. A rejected row is overwritten by the row that takes its position.
+forward -> taps -> context rows        dspark_block.py, on every rank
+requests that decode -> a block each   dspark_block.py, on every rank
+block -> tokens, drawn one by one      here, on rank 0 alone
 """
 
 from __future__ import annotations
@@ -23,17 +20,18 @@ import torch
 from k3compile.kernels import acc
 from torch import Tensor
 
-from ..attention import joined_cu
 from ..cache.pools import MlaPools
 from ..model import Model
 from ..request import Request
 from ..sampler import pick
 from ..step import Step
 from .draft import Draft
+from .dspark_block import Block, DraftBlocks
 from .dspark_model import DSparkModel
 
 if TYPE_CHECKING:
     from ..cache.holding import Holding
+    from ..executor import Executor
 
 log = logging.getLogger(__name__)
 
@@ -67,20 +65,20 @@ class DSparkDrafter:
         self.taps = draft.config.target_layer_ids
         if tuple(target.tap_layers) != self.taps:
             raise ValueError(f"the target taps {target.tap_layers}, the draft reads {self.taps}")
-        self.draft, self.target, self.pools = draft, target, list(pools)
+        self.blocks = DraftBlocks(draft, target, pools, num_drafts)
+        self.run_block = self.blocks.run  # of this rank alone; see through
+        self.draft, self.pools = draft, self.blocks.pools
         self.num_drafts, self.sampling = num_drafts, sampling
         self.broken = 0  # drafts that were not finite and were thrown away
         self._salts: WeakKeyDictionary[Request, bytes] = WeakKeyDictionary()
 
-    @torch.no_grad()
+    def through(self, executor: Executor) -> None:
+        """Let ``executor`` run the blocks, which on several ranks takes them all."""
+        self.run_block = executor.draft
+
     def observe(self, step: Step, taps: Tensor) -> None:
         """Write the context rows of all rows of a step; ``taps`` [n, T, D]."""
-        cu = joined_cu(step)
-        row = torch.repeat_interleave(torch.arange(len(cu) - 1, device=cu.device), cu.diff())
-        positions = torch.arange(len(row), device=cu.device) + (step.seen - cu[:-1])[row]
-        rows = self.draft.context_rows(taps[:, : len(row)], positions)
-        for pool, latent in zip(self.pools, rows, strict=True):
-            torch.ops.k3.mla_write(latent, pool.pages, step.pages, step.seen, cu)
+        self.blocks.observe(step, taps)
 
     @torch.no_grad()
     def propose(self, requests: Sequence[Request], holdings: Sequence[Holding]) -> list[Draft | None]:
@@ -89,8 +87,8 @@ class DSparkDrafter:
         ready = [i for i, request in enumerate(requests) if request.unseen == 1]
         if ready:
             asked = [requests[i] for i in ready]
-            hid = self.block([r.tokens[-1] for r in asked], *self.places(asked, [holdings[i] for i in ready]))
-            for i, made in zip(ready, self.choose(hid, asked)):
+            block = self.run_block(*self.places(asked, [holdings[i] for i in ready]))
+            for i, made in zip(ready, self.choose(block, asked)):
                 drafts[i] = made
         return drafts
 
@@ -98,35 +96,22 @@ class DSparkDrafter:
         """Drop the salt of a request."""
         self._salts.pop(request, None)
 
-    def places(self, requests: Sequence[Request], holdings: Sequence[Holding]) -> tuple[Tensor, Tensor]:
-        """(seen [R], page table [R, P]) of requests."""
-        device, width = self.draft.place.device, max(len(h.pages) for h in holdings)
+    def places(self, requests: Sequence[Request], holdings: Sequence[Holding]) -> tuple[Tensor, ...]:
+        """Of each request its anchor token [R], seen [R] and page table [R, P], on the CPU."""
+        width = max(len(h.pages) for h in holdings)
         table = array("q", bytes(8 * len(holdings) * width))
         for i, holding in enumerate(holdings):
             table[i * width : i * width + len(holding.pages)] = holding.pages
-        seen = torch.tensor([r.seen for r in requests], dtype=torch.int64, device=device)
-        return seen, torch.frombuffer(table, dtype=torch.int64).view(-1, width).to(device)
+        anchors, seen = [r.tokens[-1] for r in requests], [r.seen for r in requests]
+        pages = torch.frombuffer(table, dtype=torch.int64).view(-1, width)
+        return torch.tensor(anchors), torch.tensor(seen), pages
 
-    def block(self, anchors: Sequence[int], seen: Tensor, table: Tensor) -> Tensor:
-        """One pass over a block for each anchor token at position seen [R], table [R, P] -> hid [R, K, D]"""
-        config, size = self.draft.config, self.num_drafts
-        tokens = torch.full((len(anchors), size), config.mask_token_id, device=seen.device)
-        tokens[:, 0] = torch.tensor(anchors, device=seen.device)
-        positions = seen.unsqueeze(1) + torch.arange(size, device=seen.device)
-        cu = torch.arange(0, tokens.numel() + 1, size, device=seen.device)
-
-        def attend(layer: int, q: Tensor, own: Tensor) -> Tensor:
-            kv_b = self.draft.layers[layer].self_attn.kv_b_proj.weight.to(q.dtype)
-            pages = self.pools[layer].pages
-            return torch.ops.k3.mla_attend_block(q, kv_b, pages, table, seen, cu, own, config.softmax_scale)
-
-        embedded = self.draft.embed(tokens.flatten(), self.target)
-        return self.draft.hidden(embedded, positions.flatten(), attend).view(*tokens.shape, -1)
-
-    def choose(self, hid: Tensor, requests: Sequence[Request]) -> list[Draft | None]:
-        """hid [R, K, D] -> drafts, token by token: each depends on the one before through the Markov head."""
-        base, before = self.target.logits(hid), torch.tensor([r.tokens[-1] for r in requests])
-        before = before.to(hid.device)
+    def choose(self, block: Block, requests: Sequence[Request]) -> list[Draft | None]:
+        """Drafts, token by token: each depends on the one before through the Markov head, which every rank
+        has whole, so that choosing needs no other rank.
+        """
+        hid, base = block
+        before = torch.tensor([r.tokens[-1] for r in requests], device=hid.device)
         chance = [i for i, r in enumerate(requests) if self.sampling != "greedy" and not r.params.greedy]
         drawn = torch.tensor(chance, dtype=torch.int64, device=hid.device)
         uniforms = torch.tensor([self.uniforms(requests[i]) for i in chance], dtype=torch.float64)

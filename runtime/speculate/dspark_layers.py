@@ -4,7 +4,7 @@
     h = h + down(silu(gate(norm h)) * up(norm h))
 
 Who attends to what is the caller's: serving reads the context from pages, training has it in one piece. All
-of it is differentiable torch. T rows, D width, H heads, L latent, n + r query and key width.
+of it is differentiable torch. T rows, D width, H heads of this rank, L latent, n + r query and key width.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..linear import Linear, Placement, RmsNorm
+from ..parallel.collectives import all_reduce
+from ..parallel.ranks import Ranks
 from .dspark_config import DSparkConfig
 from .dspark_rope import Turn, rotate
 
@@ -26,13 +28,19 @@ class Norm(RmsNorm):
         return rms_norm.meaning(x, self.weight, self.eps)
 
 
+def summed(x: Tensor, ranks: Ranks) -> Tensor:
+    """The sum over ranks. Where a draft is trained it has one rank, and a collective has no gradient."""
+    return x if ranks.size == 1 else all_reduce(x, ranks.group)
+
+
 class Attention(nn.Module):
-    """Queries of the rows that ask; keys and values are made from latents by ``kv_b_proj``."""
+    """Queries of this rank's heads; their keys and values are made from latents by ``kv_b_proj``."""
 
     def __init__(self, config: DSparkConfig, place: Placement) -> None:
         super().__init__()
-        hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank
-        self.heads, self.nope = heads, config.qk_nope_head_dim
+        hidden, rank = config.hidden_size, config.q_lora_rank
+        heads = place.ranks.share(config.num_attention_heads)
+        self.ranks, self.heads, self.nope = place.ranks, heads, config.qk_nope_head_dim
         self.q_a_proj = Linear(place, hidden, rank)
         self.q_a_layernorm = Norm(place, rank, config.rms_norm_eps)
         self.q_b_proj = Linear(place, rank, heads * config.head_width)
@@ -47,18 +55,24 @@ class Attention(nn.Module):
         still, moving = q.tensor_split((self.nope,), dim=-1)
         return torch.cat([still, rotate(moving, turn)], -1)
 
+    def output(self, mixed: Tensor) -> Tensor:
+        """What this rank's heads read, [T, H, v] -> the sum over all heads [T, D]."""
+        return summed(self.o_proj(mixed.flatten(1)), self.ranks)
+
 
 class Mlp(nn.Module):
-    """SwiGLU: down(silu(gate x) * up x)."""
+    """SwiGLU: down(silu(gate x) * up x), this rank's inner columns summed over ranks."""
 
     def __init__(self, config: DSparkConfig, place: Placement) -> None:
         super().__init__()
-        self.gate_proj = Linear(place, config.hidden_size, config.intermediate_size)
-        self.up_proj = Linear(place, config.hidden_size, config.intermediate_size)
-        self.down_proj = Linear(place, config.intermediate_size, config.hidden_size)
+        inner = place.ranks.share(config.intermediate_size)
+        self.ranks = place.ranks
+        self.gate_proj = Linear(place, config.hidden_size, inner)
+        self.up_proj = Linear(place, config.hidden_size, inner)
+        self.down_proj = Linear(place, inner, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return summed(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)), self.ranks)
 
 
 class Layer(nn.Module):

@@ -24,6 +24,8 @@ from torch.nn import functional as F
 from ..cache.pools import MlaPools
 from ..linear import Linear, Placement
 from ..model import DTYPES, Model
+from ..parallel.ranks import Ranks, world
+from ..parallel.sharding import draft_objections
 from .dspark_config import DSparkConfig
 from .dspark_layers import Layer, Norm
 from .dspark_rope import Turn, rotate
@@ -40,10 +42,12 @@ class BlockLogits(NamedTuple):
 
 
 class DSparkModel(nn.Module):
-    """The draft's own parameters, unfilled and without gradient; embedding and head are the target's.
+    """One rank's part of the draft's own parameters, unfilled and without gradient; embedding and head are
+    the target's. Context projection, latents and Markov tables are whole on every rank.
 
-    dtype: of activations. resident: of the matrices, default ``dtype``. Raises ValueError for other dtypes
-    than a Model takes.
+    dtype: of activations. resident: of the matrices, default ``dtype``. ranks: who shares it, as the target,
+    default all ranks of this process group. Raises ValueError for other dtypes than a Model takes
+    and for what the ranks cannot divide.
     """
 
     def __init__(
@@ -52,12 +56,16 @@ class DSparkModel(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         resident: torch.dtype | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
         for name, given in (("dtype", dtype), ("resident", resident or dtype)):
             if given not in DTYPES:
                 raise ValueError(f"{name} is {given}, and must be one of {', '.join(map(str, DTYPES))}")
-        place = Placement(dtype, resident or dtype, torch.device(device))
+        ranks = ranks or world()
+        if objections := draft_objections(config, ranks.size):
+            raise ValueError("; ".join(objections))
+        place = Placement(dtype, resident or dtype, torch.device(device), ranks)
         hidden, layers, eps = config.hidden_size, config.num_hidden_layers, config.rms_norm_eps
         self.config, self.place = config, place
         self.frequencies = config.yarn.frequencies(config.qk_rope_head_dim).to(place.device)
@@ -97,13 +105,13 @@ class DSparkModel(nn.Module):
             x = layer.input_layernorm(h)
             own = self.latent_rows(i, F.linear(x, self.kv_a_proj[i].to(x.dtype)), turn)
             mixed = attend(i, layer.self_attn.queries(x, turn), own)
-            h = h + layer.self_attn.o_proj(mixed.flatten(1))
+            h = h + layer.self_attn.output(mixed)
             h = h + layer.mlp(layer.post_attention_layernorm(h))
         return self.final_norm(h)
 
     def embed(self, tokens: Tensor, target: Model) -> Tensor:
         """The target's embedding of token ids, in the draft's dtype."""
-        return F.embedding(tokens, target.embed_tokens).to(self.place.dtype)
+        return target.embed(tokens).to(self.place.dtype)
 
     def markov(self, before: Tensor) -> Tensor:
         """markov_w1 of the tokens before, [...] -> [..., rank]."""

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from ..config import K3Config
+from ..parallel.ranks import Ranks
+from ..parallel.sharding import DRAFT
 from ..safetensors_dir import SafetensorsDir
-from ..weights import CheckpointError, compare, fill
+from ..weights import CheckpointError, Report, compare, fill
 from .dspark_config import DSparkConfig
 from .dspark_layout import SHARED, entries
 from .dspark_model import DSparkModel
@@ -34,11 +36,14 @@ def load_draft(
     dtype: torch.dtype = torch.float32,
     resident: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    ranks: Ranks | None = None,
+    report: Report | None = None,
 ) -> DSparkModel:
     """The draft in the folder ``path`` for a target of this configuration, in the target's dtypes.
 
-    The target has to be made with ``tap_layers=draft.config.target_layer_ids``. Raises ConfigError or
-    CheckpointError (both ValueError) listing all that is wrong.
+    The target has to be made with ``tap_layers=draft.config.target_layer_ids`` and the same ``ranks``; each
+    reads its own part. report: is told how many of the bytes to read are in the model. Raises ConfigError or
+    CheckpointError (both ValueError) listing all that is wrong, ValueError for what ranks cannot divide.
     """
     path = Path(path)
     config = DSparkConfig.from_file(path, target)
@@ -47,16 +52,17 @@ def load_draft(
     problems = files.problems + compare(files, target, wanted)
     if problems:
         raise CheckpointError(path, problems)
-    model = DSparkModel(config, dtype, device, resident)
+    model = DSparkModel(config, dtype, device, resident, ranks)
     del wanted[SHARED]
-    problems = fill(model, files, wanted)
+    problems = fill(model, files, wanted, DRAFT, report)
     if problems:
         raise CheckpointError(path, problems)
     return model
 
 
 def tensors_of(model: DSparkModel, embed_tokens: Tensor) -> dict[str, Tensor]:
-    """The file's tensors of a draft; ``embed_tokens`` [V, D] is the target's."""
+    """The file's tensors of a whole draft; ``embed_tokens`` [V, D] is the target's."""
+    assert model.place.ranks.size == 1
     parameters = dict(model.named_parameters())
     found = {}
     for entry in entries(model.config):

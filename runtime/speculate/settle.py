@@ -6,7 +6,8 @@
 
 Where a checkpoint lies inside the kept rows, the state there goes to the checkpoint's slot, conv window and
 all, before the request's own moves on. A request that ends moves on as well, for its last state may be kept;
-one that failed or is gone does not. L KDA layers.
+one that failed or is gone does not. What moves is decided here, on rank 0 alone, and written by all who have
+pools. L KDA layers.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from ..cache.orders import Change, Copy, Fold
 from ..cache.pools import KdaPools, MlaPools
-from ..cache.writes import copy
 
 if TYPE_CHECKING:
     from ..cache.cache import Holding
@@ -28,38 +28,38 @@ if TYPE_CHECKING:
     from .speculation import Settle
 
 Pools = Sequence[KdaPools | MlaPools]
+Write = Callable[[Sequence[Change]], None]
 HoldingOf = Callable[["Request"], "Holding"]
 
 
-def settler(pools: Pools, state_replay: bool, holding: HoldingOf) -> Settle:
-    """What settles the verify rows of a model with these pools; ``holding`` is ``Cache.holding``."""
-    return Commit(pools) if state_replay else Rotate(pools, holding)
+def settler(write: Write, state_replay: bool, holding: HoldingOf) -> Settle:
+    """What settles verify rows. write: of the engine's executor. holding: ``Cache.holding``."""
+    return Commit(write) if state_replay else Rotate(write, holding)
 
 
 class Commit:
     """State replay: one call folds the kept records into the states of all requests and layers."""
 
-    def __init__(self, pools: Pools) -> None:
-        self.pools = stacked(pools)
+    def __init__(self, write: Write) -> None:
+        self.write = write
 
     def __call__(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
         """Raises ValueError, before anything is written, for what :func:`verified` refuses."""
-        moves: list[tuple[int, int, int]] = []  # from slot, rows, to slot
+        moves: list[tuple[int, int, int]] = []
         for verdict in verified(verdicts):
             slot = verdict.work.slot
             if verdict.checkpoint:
                 moves.append((slot, rows_to_checkpoint(verdict), verdict.checkpoint_slot))
             moves.append((slot, verdict.rows, slot))
-        if moves and self.pools is not None:
-            slots, rows, into = torch.tensor(moves).unbind(1)
-            torch.ops.k3.kda_commit(*self.pools, slots, rows, into)
+        if moves:
+            self.write([Fold(moves)])
 
 
 class Rotate:
     """No replay: the state after every row is in a slot of the request, and another one becomes its own."""
 
-    def __init__(self, pools: Pools, holding: HoldingOf) -> None:
-        self.pools, self.holding = pools, holding
+    def __init__(self, write: Write, holding: HoldingOf) -> None:
+        self.write, self.holding = write, holding
 
     def __call__(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
         """Raises ValueError, before anything is written, for what :func:`verified` refuses, and where a
@@ -74,7 +74,8 @@ class Rotate:
                 )
         ends = [v for v in kept if v.checkpoint]
         sources = [v.work.scratch[rows_to_checkpoint(v) - 1] for v in ends]
-        copy(self.pools, sources, [v.checkpoint_slot for v in ends])
+        if ends:
+            self.write([Copy(sources, [v.checkpoint_slot for v in ends])])
         for verdict in kept:
             work = verdict.work
             self.holding(work.request).slot = work.scratch[verdict.rows - 1]

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..executor import GroupLost
 from .draft import Draft, Drafter, sound
 
 if TYPE_CHECKING:
     from ..cache.cache import Holding
+    from ..executor import Observe
     from ..request import Request
     from ..scheduler import Verdict
     from ..step import Batch, Step
@@ -54,6 +56,11 @@ class Speculation:
     def lookahead(self) -> int:
         """Page positions that the drafter writes past the committed tokens."""
         return self.drafter.lookahead if self.drafter else 0
+
+    @property
+    def observer(self) -> Observe | None:
+        """What has to see every forward; None while nobody drafts."""
+        return self.observe if self.drafter else None
 
     def use(self, forward: Callable[[Step], tuple[Tensor, Tensor]]) -> None:
         """Another forward serves from now on; what drafts are worth depends on what it costs."""
@@ -108,9 +115,13 @@ class Speculation:
             self._guarded(lambda drafter: drafter.forget(request))
 
     def _guarded(self, call: Callable[[Drafter], list | None]) -> list | None:
-        """Drafts are guesses nobody needs: a drafter that fails is switched off, and the rest goes on."""
+        """Drafts are guesses nobody needs: a drafter that fails is switched off, and the rest goes on. On
+        several ranks that is rank 0's decision, and the others hear of it by not being asked any more.
+        """
         try:
             return call(self.drafter)
+        except GroupLost:
+            raise
         except Exception as error:
             log.exception("the drafter failed and is switched off")
             self.error = f"{type(error).__name__}: {error}"

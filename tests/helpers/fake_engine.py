@@ -46,6 +46,7 @@ class FakeEngine:
         self.current_step_s = 0.0
         self.more_stats: dict = {}  # further fields of EngineStats
         self.cached_tokens = 0  # of every update
+        self.last_error: str | None = None
         self.alive = True
         self._lock = threading.Condition()
         if not manual:
@@ -124,6 +125,12 @@ class FakeEngine:
         for request_id in list(self.live):
             self.abort(request_id)
 
+    def fail(self, reason: str, finish: str = "error") -> None:
+        """Tell everybody, whatever a step is doing."""
+        for request, _, on_update in list(self.live.values()):
+            on_update(self._update(request, [], finish, reason))
+        self.live.clear()
+
     def stats(self) -> EngineStats:
         times = Histogram(BETWEEN_BOUNDS)
         times.add(0.003, 2)
@@ -141,7 +148,7 @@ class FakeEngine:
             preemptions=1,
             finished={"stop": 3},
             failed_steps=0,
-            last_error=None,
+            last_error=self.last_error,
             current_step_s=self.current_step_s,
             time_to_first_token=times.snapshot(),
             time_between_tokens=times.snapshot(),

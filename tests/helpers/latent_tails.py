@@ -201,3 +201,22 @@ def reduce(x: Tensor, group: str) -> Tensor:
     if not group:
         return x
     return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce(x, "sum", group))
+
+
+def part(whole: Args, rank: int, ranks: int) -> Args:
+    """What one rank has: every ``ranks``-th row, NaN and holes in place of the others, and its share of the
+    shared expert, another one on each rank.
+    """
+    mine = whole.idx % ranks == rank
+    rows = whole.rows.clone()
+    rows[torch.arange(len(rows)) % ranks != rank] = torch.nan
+    share = 2 * (rank + 1) / (ranks * (ranks + 1))
+    return whole._replace(rows=rows, idx=torch.where(mine, whole.idx, -1), shared=whole.shared * share)
+
+
+def summed(parts: list[Args]) -> Args:
+    """The whole in float64, from the parts as they were rounded."""
+    rows = torch.stack([p.rows.double().nan_to_num(0.0) for p in parts]).sum(0)
+    idx = torch.stack([p.idx for p in parts]).amax(0)
+    shared = torch.stack([p.shared.double() for p in parts]).sum(0)
+    return float64(parts[0])._replace(rows=rows, idx=idx, shared=shared)

@@ -134,6 +134,13 @@ SMALL_LINEAR = dataclasses.replace(
 )
 
 
+def dealt(ranks: int, **more: object) -> K3Config:
+    """A small model of all kinds of layer that ``ranks`` can share. more: fields of its own."""
+    shared = {"num_attention_heads": ranks, "kda_num_heads": ranks, "moe_intermediate_size": 32 * ranks}
+    depth = {"num_hidden_layers": 5, "kda_layers": (0, 1, 2, 4), "attn_res_block_size": 2}
+    return dataclasses.replace(SMALL, **{**depth, **shared, **more})
+
+
 def small_model(
     config: K3Config = SMALL, dtype: torch.dtype = torch.float64, seed: int = 0, **more: object
 ) -> Model:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from k3compile.kernels.moe import experts_unfinalized, route
+from k3compile.kernels.moe import route
 from torch import Tensor
 
 LOGIT_GAP, ROUTER_GAP, EXCUSED_SHARE = 1e-4, 1e-5, 0.1
@@ -86,11 +86,10 @@ def replaced(op, fn: Callable) -> Iterator[None]:
 class RouterLog:
     """Experts of each (position, layer) of each request, while its ``forward`` serves an engine.
 
-    gaps: also keep the router's gaps, which needs the plain model (compiled code opens ``route``).
+    It watches ``route``, which a compiler must not open: lower={"route": "meaning"}.
     """
 
-    def __init__(self, gaps: bool) -> None:
-        self.gaps = gaps
+    def __init__(self) -> None:
         self.experts: dict[str, dict[int, Tensor]] = {}
         self.router_gaps: dict[str, dict[int, Tensor]] = {}
         self._layers: list[tuple[Tensor, Tensor]] = []
@@ -117,8 +116,7 @@ class RouterLog:
 
     @contextmanager
     def watching(self) -> Iterator[RouterLog]:
-        op, fn = (route, self._route) if self.gaps else (experts_unfinalized, self._experts)
-        with replaced(op, fn):
+        with replaced(route, self._route):
             yield self
 
     def _route(self, x, gate_w, bias, top_k, scale, renormalize):
@@ -127,10 +125,6 @@ class RouterLog:
         best = scores.sort(-1, descending=True).values
         self._layers.append((ids.clone(), best[:, top_k - 1] - best[:, top_k]))
         return weights, ids
-
-    def _experts(self, z, ids, *more):
-        self._layers.append((ids.clone(), torch.full((len(ids),), torch.nan)))
-        return experts_unfinalized.meaning(z, ids, *more)
 
 
 def stacked(by_position: dict[int, Tensor]) -> Tensor:

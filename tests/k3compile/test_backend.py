@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def arguments(rows=7, verify=3, seed=0):
 
 @pytest.mark.parametrize("inner", ["aot_eager", "eager"])
 def test_compiled_and_eager_agree_in_every_bit_pools_included(inner):
-    fn = compiled(mixed, inner=inner)
+    fn = compiled(mixed, inner=inner, lower={"short_conv_export": "meaning"})  # C++ rounds otherwise
     with torch.no_grad():
         for seed in range(3):
             got, want = arguments(seed=seed), arguments(seed=seed)
@@ -192,6 +193,14 @@ def test_required_sites_are_counted():
         with pytest.raises(Exception, match=r"contiguous_views applied \d of the required 50 sites"):
             compiled(mixed, inner="aot_eager", require={"contiguous_views": 50})(*arguments())
         compiled(lambda x: x + 1, inner="aot_eager", require={"contiguous_views": 50})(torch.ones(2))
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_what_needs_several_ranks_is_on_where_there_are_several(ranks, monkeypatch):
+    group = SimpleNamespace(is_initialized=lambda: ranks > 1, get_world_size=lambda: ranks)
+    monkeypatch.setattr(backend, "dist", group)  # for the backend alone: Dynamo asks as well
+    compiled(lambda x: x + 1, inner="eager", features=("default", "context_parallel"))(torch.ones(3))
+    assert report.latest().features["context_parallel"] == ("on" if ranks > 1 else "inert")
 
 
 @pytest.mark.parametrize("how", ["features", "disable", "environment"])

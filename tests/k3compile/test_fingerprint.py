@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from k3compile.runtime.parallel import group
+from k3compile.runtime.parallel.ranks import group
 from torch import fx
 
 import k3compile
@@ -56,6 +56,13 @@ def test_the_number_of_ranks_counts_since_a_lone_sum_is_removed(monkeypatch):
     assert groups_of(graph_with_sum("nowhere")) == [("nowhere", None)]
     monkeypatch.setattr("k3compile.fingerprint.ranks_of", lambda name: 8)
     assert fingerprint(OPTIONS, gm, INPUTS) != alone
+
+
+def test_the_ranks_of_an_op_of_ours_count_too():
+    graph = fx.Graph()
+    given = [graph.placeholder(name) for name in "abcdef"]
+    graph.output(graph.call_function(torch.ops.k3.latent_tail, (*given, 1e-5, group())))
+    assert groups_of(fx.GraphModule({}, graph)) == [(group(), 1)]
 
 
 def test_our_sources_count_kernels_and_passes_included(tmp_path, monkeypatch):

@@ -124,3 +124,54 @@ def test_the_draft_is_the_one_given_or_the_checkpoints_or_n_grams(tmp_path):
     assert "DSpark draft in" in plan(drafting, checkpoint=checkpoint).lines()[1]
     with pytest.raises(ValueError, match=r"which has no config\.json: give the folder of a DSpark draft"):
         plan(drafting, draft=tmp_path)
+
+
+def test_latents_that_are_dealt_out_are_a_capability_of_the_launch():
+    made = plan(EngineConfig(), ranks=8, context_ranks=2)
+    assert made.settings["context_parallel"].on
+    assert made.options.features == ("default", "context_parallel")
+    assert made.lines()[-1] == "8 ranks share every layer, 2 the latents of a token"
+    assert (made.ranks, made.context_ranks, made.warnings) == (8, 2, ())
+    assert plan(EngineConfig(), CompileOptions(features=("context_parallel",)), ranks=4, context_ranks=4)
+    alone = plan(EngineConfig(), ranks=8)
+    assert alone.settings["context_parallel"].state == "off"
+    assert alone.options.features == "default", "on so many ranks nothing else is switched"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "context_ranks", "fields", "features", "said"),
+    [
+        (8, 3, {}, "default", "dcp is 3, and must divide tp, which is 8: give 1, 2, 4, 8"),
+        (1, 2, {}, "default", "dcp is 2, and must divide tp, which is 1: give 1"),
+        (4, 0, {}, "default", "dcp is 0, and must divide tp"),
+        (
+            8,
+            1,
+            {},
+            "context_parallel",
+            "features names context_parallel, but the latents are not dealt out: ",
+        ),
+        (
+            2,
+            1,
+            {"prefix_cache": True, "offload_host_bytes": 1 << 20},
+            "default",
+            "offload with 2 ranks is not",
+        ),
+        (
+            2,
+            1,
+            {"prefix_cache": True, "offload_dir": "x"},
+            "default",
+            "leave out offload_host_bytes and offl",
+        ),
+    ],
+)
+def test_what_ranks_cannot_do_is_said_with_what_to_do(ranks, context_ranks, fields, features, said):
+    with pytest.raises(ValueError, match=said):
+        plan(
+            EngineConfig(**fields),
+            CompileOptions(features=features),
+            ranks=ranks,
+            context_ranks=context_ranks,
+        )

@@ -1,10 +1,17 @@
-"""The tail on a CPU: the meaning's numbers in fewer calls, and the meaning itself where there are holes."""
+"""The tail on a CPU: the meaning's numbers in fewer calls, holes skipped, nothing beside its rows touched."""
 
 import pytest
 import torch
-from k3compile.kernels.latent_tail import latent_tail
+from k3compile.kernels import latent_tail_cpu as latent_tail_cpu_module
+from k3compile.kernels.latent_tail import finalized, latent_tail, normed
 from k3compile.kernels.latent_tail_cpu import latent_tail_cpu, objection
+from k3compile.kernels.linear_bf16 import linear_bf16
+from k3compile.kernels.native import ISAS, build
 from latent_tails import EPS, make_args
+from threaded_ranks import on_threads
+
+RANK = list(ISAS)
+RUNNABLE = RANK[RANK.index(build.best_isa()) :]  # what this CPU can run: its best, and all below
 
 
 def arguments(dtype, tokens=5):
@@ -19,13 +26,83 @@ def test_it_agrees_with_the_meaning(tokens, resident):
     torch.testing.assert_close(latent_tail_cpu(*args), latent_tail.meaning(*args), rtol=1e-5, atol=1e-5)
 
 
-def test_holes_are_left_to_the_meaning():
+def test_a_bfloat16_matrix_is_read_as_it_is_where_something_can(monkeypatch):
+    rows, w, idx, norm_w, up_w, *rest = arguments(torch.float32)
+    args, read = (rows, w, idx, norm_w, up_w.bfloat16(), *rest), []
+
+    def watched(x, w):
+        read.append(w.dtype)
+        return linear_bf16.meaning(x, w)
+
+    monkeypatch.setattr(latent_tail_cpu_module, "linear_native", watched)
+    monkeypatch.setattr(latent_tail_cpu_module, "unavailable", lambda name: None)
+    latent_tail_cpu(*args)
+    assert read == [torch.bfloat16]
+    monkeypatch.setattr(latent_tail_cpu_module, "unavailable", lambda name: "no compiler")
+    latent_tail_cpu(*args)
+    assert read == [torch.bfloat16]
+
+
+def with_holes():
     rows, w, idx, *rest = arguments(torch.float32)
     idx[0, 0], rows[0], w[0, 0] = -1, torch.nan, torch.nan
     idx[idx == 0] = 1
-    got = latent_tail_cpu(rows, w, idx, *rest)
-    assert torch.equal(got, latent_tail.meaning(rows, w, idx, *rest))
-    assert torch.isfinite(got).all()
+    return rows, w, idx, *rest
+
+
+def test_holes_are_skipped_whatever_they_hold():
+    args = with_holes()
+    torch.testing.assert_close(latent_tail_cpu(*args), latent_tail.meaning(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_compiler_holes_are_left_to_the_meaning(monkeypatch):
+    monkeypatch.setattr(latent_tail_cpu_module, "unavailable", lambda name: "no compiler")
+    args = with_holes()
+    assert torch.equal(latent_tail_cpu(*args), latent_tail.meaning(*args))
+    args[2][args[2] < 0] = 2
+    args[1].nan_to_num_()
+    torch.testing.assert_close(latent_tail_cpu(*args), latent_tail.meaning(*args), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(params=RUNNABLE)
+def isa(request):
+    if reason := build.unavailable("latent_tail", request.param):
+        pytest.skip(reason)
+    return request.param
+
+
+def reference(rows, w, idx, norm_w):
+    return normed(finalized(rows, w, idx), norm_w, EPS)
+
+
+def error(got, want):
+    return ((got.double() - want).square().mean().sqrt() / want.square().mean().sqrt()).item()
+
+
+@pytest.mark.parametrize("latent", [3, 24, 512, 515])
+def test_sums_and_norms_are_as_close_to_float64_as_the_meaning(isa, latent):
+    rows, w, norm_w = torch.randn(70, latent), torch.rand(40, 8), 1 + torch.randn(latent) / 9
+    idx = torch.randint(-1, 70, (40, 8), dtype=torch.int32)
+    want = reference(rows.double(), w.double(), idx, norm_w.double())
+    got = latent_tail_cpu_module.units(rows, w, idx, norm_w, EPS, isa)
+    few = 1 + 3 / want.numel() ** 0.5  # the rounding errors of a few numbers scatter by more
+    assert error(got, want) <= 1.1 * few * error(reference(rows, w, idx, norm_w), want)
+    assert torch.equal(latent_tail_cpu_module.units(rows, w, idx.long(), norm_w, EPS, isa), got)
+
+
+def test_nothing_beside_the_arguments_is_read_or_written(isa, monkeypatch):
+    rows, w, norm_w, idx = torch.randn(9, 20), torch.rand(4, 3), torch.rand(20), torch.randint(0, 9, (4, 3))
+    want = latent_tail_cpu_module.units(rows, w, idx, norm_w, EPS, isa)
+    wide, many = torch.full((9, 60), torch.nan), torch.full((4, 9), torch.nan)
+    far = torch.full((4, 9), 1 << 40)
+    wide[:, 17:37], many[:, 2:5], far[:, 3:6] = rows, w, idx
+    room = torch.full((4 * 20 + 128,), 77.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", lambda t, *shape: room[64:-64].view(shape))
+        got = latent_tail_cpu_module.units(wide[:, 17:37], many[:, 2:5], far[:, 3:6], norm_w, EPS, isa)
+    assert torch.equal(got, want)
+    assert (room[:64] == 77).all()
+    assert (room[-64:] == 77).all()
 
 
 def test_the_shared_part_is_not_written():
@@ -48,3 +125,12 @@ def test_other_dtypes_are_computed_by_the_meaning():
     assert "not float32" in objection(*arguments(torch.float64)), "float64 is compared bit for bit"
     assert "not float32" in objection(*arguments(torch.bfloat16))
     assert objection(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments(torch.float32)))
+
+
+def test_several_ranks_are_for_the_tiers():
+    def work(rank):
+        *args, _ = arguments(torch.float32)
+        return objection(*args, torch.distributed.group.WORLD.group_name)
+
+    assert on_threads(2, work) == ["summed over ranks, by tiers"] * 2
+    assert on_threads(1, work) == [None]

@@ -20,6 +20,7 @@ RAGGED = {
     "finalize": [(0, 0, "N"), (1, 0, "T"), (2, 0, "T")],
     "gated_rms_norm": [(0, 0, "T"), (1, 0, "T")],
     "kda_decay": [(0, 0, "T")],
+    "kda_decode": [(0, 0, "T"), (2, 0, "T"), (3, 0, "T"), (4, 0, "T"), (10, 0, "T")],
     "l2_norm": [(0, 0, "T")],
     "rms_norm": [(0, 0, "T")],
     "route": [(0, 0, "T")],
@@ -46,11 +47,18 @@ RAGGED = {
         (8, 0, "R"),
         (9, 0, "T2"),
     ],
+    "linear_bf16": [(0, 0, "T")],
     "latent_tail": [(0, 0, "N"), (1, 0, "T"), (2, 0, "T"), (5, 0, "T")],
     "kda_commit": [(6, 0, "R"), (7, 0, "R"), (8, 0, "R")],
     "mla_write": [(0, 0, "T"), (2, 0, "R"), (3, 0, "R"), (4, 0, "R1")],
     "mla_attend": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R"), (5, 0, "R1")],
     "mla_attend_block": [(0, 0, "T"), (3, 0, "R"), (4, 0, "R"), (5, 0, "R1"), (6, 0, "T")],
+    "mla_write_shard": [(0, 0, "T"), (2, 0, "R"), (3, 0, "R"), (4, 0, "R1")],
+    "mla_attend_shard": [(0, 1, "T"), (2, 0, "R"), (3, 0, "R"), (4, 0, "R1")],
+    "mla_attend_gathered": [(0, 0, "T"), (4, 0, "R"), (5, 0, "R"), (6, 0, "R1"), (7, 0, "T")],
+    "mla_absorb": [(0, 0, "T")],
+    "mla_expand": [(0, 1, "T")],
+    "lse_merge": [(0, 1, "T"), (1, 1, "T")],
     "experts_unfinalized": [(0, 0, "T"), (1, 0, "T")],
     "experts_unfinalized_dense": [(0, 0, "T"), (1, 0, "T")],
 }
@@ -115,7 +123,7 @@ def test_an_opened_form_equals_the_meaning(name, dtype):
 
 
 PADDED = ["short_conv", "short_conv_verify", "short_conv_verify_states"]  # take token rows past cu[-1]
-PADDED += ["mla_write", "mla_attend", "mla_attend_block"]
+PADDED += ["mla_write", "mla_attend", "mla_attend_block", "mla_write_shard", "mla_attend_shard"]
 
 
 @pytest.mark.parametrize("rows", [[], [0], [3, 0, 2]], ids=str)
@@ -129,6 +137,7 @@ def test_opened_forms_do_not_read_token_rows_that_belong_to_nobody(name, rows):
     pages, window = draw.normal(8, 4, 12), draw.normal(10, 3, 12)
     weight, kv_b, records = draw.normal(12, 4), draw.normal(10, 10), draw.normal(10, 9, 12)
     scratch = torch.stack([slots, slots + 3, slots + 6], 1)
+    place = torch.tensor([1, 2, 1])
     args = {
         "short_conv": (x, weight, window, slots, cu),
         "short_conv_verify": (x, weight, window, slots, cu, records),
@@ -136,6 +145,8 @@ def test_opened_forms_do_not_read_token_rows_that_belong_to_nobody(name, rows):
         "mla_write": (x, pages, table, seen, cu),
         "mla_attend": (x.view(-1, 2, 6), kv_b, pages, table, seen, cu, 0.5),
         "mla_attend_block": (x.view(-1, 2, 6), kv_b, pages, table, seen, cu, x, 0.5),
+        "mla_write_shard": (x, pages, table, seen, cu, place),
+        "mla_attend_shard": (x.expand(3, -1, -1), pages, table, seen, cu, place, 10, 0.5),
     }[name]
     got, want = outcome(OPS[name].open_form, name, args), outcome(OPS[name].meaning, name, args)
     for i, (a, b) in enumerate(zip(got, want, strict=True)):

@@ -2,7 +2,7 @@
 
 import torch
 from k3compile.kernels import OPS
-from k3compile.kernels.samples import Draw, gapped, packed_heads, row_bounds
+from k3compile.kernels.samples import Draw, drawn, gapped, packed_heads, row_bounds
 
 
 def test_every_dtype_rounds_the_same_values():
@@ -15,6 +15,15 @@ def test_samples_are_the_same_each_time():
     for declared in OPS.values():
         for one, two in zip(declared.each_sample(), declared.each_sample(), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(one, two) if isinstance(a, torch.Tensor))
+
+
+def test_another_draw_has_other_values_of_the_same_shapes():
+    usual = list(OPS["rms_norm"].each_sample())
+    with drawn(3):
+        others, again = list(OPS["rms_norm"].each_sample()), list(OPS["rms_norm"].each_sample())
+    assert [[a.shape for a in args[:2]] for args in usual] == [[a.shape for a in args[:2]] for args in others]
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(others, again))
+    assert not torch.equal(usual[1][0], others[1][0])
 
 
 def test_choices_differ_and_leave_out_the_null_one():

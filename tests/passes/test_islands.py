@@ -160,7 +160,7 @@ def test_random_numbers_are_drawn_outside_and_in_the_order_of_the_program():
 
 
 def test_a_collective_stays_between_two_islands():
-    from k3compile.runtime.parallel import group
+    from k3compile.runtime.parallel.ranks import group
 
     name = group()
 

@@ -7,7 +7,7 @@ from k3compile.kernels.latent_tail import latent_tail
 from k3compile.passes import latent_tail_parts
 from k3compile.passes.canonicalize import CANONICALIZE
 from k3compile.passes.latent_tail import LATENT_TAIL
-from k3compile.runtime.parallel import group
+from k3compile.runtime.parallel.ranks import group
 from latent_tails import (
     EPS,
     NORMS,

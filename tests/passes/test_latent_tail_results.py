@@ -9,7 +9,7 @@ from k3compile.passes.finalize import finalize_at
 from k3compile.passes.graph import emit
 from k3compile.passes.latent_tail import LATENT_TAIL, check_writes
 from k3compile.passes.latent_tail_parts import Stopped, Tail, grow
-from k3compile.runtime.parallel import group
+from k3compile.runtime.parallel.ranks import group
 from latent_tails import EPS, built_in, fancy, linear, make_args, reduce, select, tail, where_after
 from traced import traced
 

@@ -5,10 +5,11 @@ import torch
 import torch.distributed as dist
 from compiled import Compiled
 from k3compile.kernels import norm
-from k3compile.kernels.op import OPS, Op
+from k3compile.kernels.op import OPS, Op, Tolerance
 from k3compile.passes.lower import Lower, op_of
 from k3compile.passes.runner import Context, Fuel, PassError, run_passes
-from k3compile.runtime.parallel import all_reduce, group
+from k3compile.runtime.parallel.collectives import all_reduce
+from k3compile.runtime.parallel.ranks import group
 from torch._inductor.decomposition import select_decomp_table
 
 ops = torch.ops.k3
@@ -16,13 +17,19 @@ ops = torch.ops.k3
 
 @pytest.fixture(scope="module")
 def doubling():
-    """An op with two implementations: ``picky`` takes at most 4 rows, ``loud`` refuses everything."""
+    """An op with three implementations: ``coarse`` has its own tolerance, ``picky`` takes at most 4 rows and
+    ``loud`` refuses everything.
+    """
 
     def k3test_double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
     made = norm.op()(k3test_double)
     made.fake(lambda x: torch.empty_like(x))
+
+    @made.impl("coarse", tolerance=Tolerance(bfloat16=0.2, float32=0.2))
+    def coarse(x):
+        return x * 2.25
 
     @made.impl("loud", objection=lambda x: "it never can")
     def loud(x):
@@ -63,12 +70,13 @@ def test_a_pure_op_is_opened_where_the_compiler_fuses_and_only_there():
 
 
 def test_an_op_that_writes_or_looks_at_values_stays_one_call():
-    window = torch.zeros(2, 3, 6)
+    window = torch.zeros(2, 3, 6).double()  # in float64 nothing but the meaning computes it
 
     def fn(x, w, window, slots, cu):
         return ops.short_conv(x, w, window, slots, cu)
 
-    args = torch.randn(4, 6), torch.randn(6, 4), window, torch.tensor([1]), torch.tensor([0, 4])
+    rows = torch.tensor([1]), torch.tensor([0, 4])
+    args = torch.randn(4, 6).double(), torch.randn(6, 4).double(), window, *rows
     compiled, _ = lowered(fn, *args, fuses=True)
     assert said(compiled) == {"k3.short_conv": "note: stays one call: it writes its arguments"}
     assert "auto_functionalized_v2" in compiled.targets()
@@ -99,6 +107,15 @@ def test_a_named_implementation_is_obeyed(doubling: Op):
             "picky": "k3.k3test_double.picky",
         }
         assert compiled.targets() == [expected[provider]]
+
+
+def test_one_that_is_coarser_than_its_op_is_only_taken_where_it_is_named(doubling: Op):
+    x = torch.randn(3, 5)
+    compiled, result = lowered(lambda x: ops.k3test_double(x), x)
+    assert "coarse" not in said(compiled)["k3.k3test_double"]
+    compiled, result = lowered(lambda x: ops.k3test_double(x), x, providers={"k3test_double": "coarse"})
+    assert said(compiled) == {"k3.k3test_double": "applied: computed by coarse"}
+    assert torch.equal(result, x * 2.25)
 
 
 def test_a_named_implementation_that_objects_raises_with_its_reason(doubling: Op):

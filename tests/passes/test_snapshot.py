@@ -7,6 +7,8 @@ import sys
 import pytest
 import torch
 from k3compile.passes.snapshot import SCHEMA, digest, snapshot, text
+from latent_tails import EPS, make_args
+from pretended_group import pretended_group
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
@@ -135,3 +137,18 @@ def test_two_processes_write_the_same_bytes():
     ]
     assert runs[0] == runs[1]
     assert b"0x" not in runs[0]
+
+
+def test_what_an_op_of_ours_sends_is_told_and_is_no_part_of_the_digest():
+    made = {}
+    for ranks in (2, 4):
+        with pretended_group(ranks, name="ours") as name:
+            made[ranks] = traced(lambda *args: torch.ops.k3.latent_tail.tiers(*args, EPS, name), *make_args())
+    (op,) = [n for n in made[4]["nodes"] if n["op"] == "call_function"]
+    few, some, many = op["sends"]
+    assert (few["up_to"], some["up_to"], many["up_to"]) == (128, 256, None)
+    assert few["collectives"] == 3
+    assert isinstance(few["bytes"], str), "symbolic in the rows"
+    assert made[2] != made[4]
+    assert digest(made[2]) == digest(made[4])
+    assert not any("sends" in n for n in traced(torch.sin, torch.ones(2))["nodes"])

@@ -225,7 +225,7 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(toy):
         model.logits = plain
         return out
 
-    engine._logits = lambda hidden: model.logits(hidden)
+    engine.executor.logits = lambda hidden: model.logits(hidden)
     model.logits = spoiled
     heard = toy.run(engine, requests)
     assert heard["a"].error == "the model's logits are not finite"

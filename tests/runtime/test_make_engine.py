@@ -3,9 +3,12 @@
 import logging
 
 import pytest
+from draft_reference import small_draft
+from draft_serving import FIVE, tapped
 from k3compile.runtime.cache.sizing import pool_bytes
 from k3compile.runtime.engine_config import EngineConfig
-from k3compile.runtime.make_engine import make_engine
+from k3compile.runtime.make_engine import make_engine, make_follower
+from k3compile.runtime.parallel.lead import Leader
 from k3compile.runtime.request import Request
 from k3compile.runtime.speculate.ngram import NgramDrafter
 
@@ -74,3 +77,35 @@ def test_who_drafts_is_given_or_made(toy):
     assert make_engine(toy.Model(), config, drafter=mine).speculation.drafter is mine
     assert isinstance(make_engine(toy.Model(), config).speculation.drafter, NgramDrafter)
     assert make_engine(toy.Model(), EngineConfig(page_size=4, num_pages=9)).speculation.drafter is None
+
+
+def test_a_follower_has_pools_of_the_same_sizes_and_the_same_forward(toy):
+    config = EngineConfig(page_size=4, kv_cache_bytes=10_000)
+    engine, follower = make_engine(toy.Model(), config), make_follower(toy.Model(), config)
+    assert [[t.shape for t in layer] for layer in follower.pools] == [
+        [t.shape for t in layer] for layer in engine.pools
+    ]
+    assert (follower.number, follower.exports, follower.blocks) == (0, False, None)
+
+
+def test_a_draft_model_goes_through_whoever_leads():
+    target, draft, led = tapped(), small_draft(FIVE), []
+    config = EngineConfig(page_size=4, num_pages=20, num_drafts=3)
+
+    def lead(executor):
+        led.append(Leader(executor, None))
+        return led[0]
+
+    engine = make_engine(target, config, draft=draft, lead=lead)
+    assert engine.executor is led[0]
+    assert engine.speculation.drafter.run_block == led[0].draft
+    assert led[0].executor.blocks is engine.speculation.drafter.blocks
+    assert make_follower(target, config, draft=draft).blocks.size == 3
+
+
+def test_several_ranks_have_no_tiers(toy, tmp_path):
+    tiers = EngineConfig(page_size=4, num_pages=20, prefix_cache=True, offload_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="serve with one rank"):
+        make_follower(toy.Model(), tiers)
+    with pytest.raises(ValueError, match="serve with one rank"):
+        make_engine(toy.Model(), tiers, lead=lambda executor: executor)

@@ -17,3 +17,12 @@ def test_a_listener_that_raises_is_reported_and_not_passed_on():
         raise KeyError("gone")
 
     assert not Live(Request("a", [1]), bad).tell([], None, None, None)
+
+
+def test_after_a_finish_nothing_more_is_told():
+    heard = []
+    live = Live(Request("a", [1]), heard.append)
+    assert live.tell([], None, "error", "rank 1 is gone")
+    assert live.tell([7], None, None, None)
+    assert live.tell([], None, "abort", None)
+    assert [(update.tokens, update.finish) for update in heard] == [([], "error")]

@@ -2,13 +2,19 @@
 
 import pytest
 
-from k3compile.bench.limits import Sample, interleaved, measure
+from k3compile.bench.limits import MachineLimits, Sample, interleaved, measure
 
 
 def test_limits_are_counted_in_bytes_and_flops_of_the_products_that_were_timed():
     limits = measure(side=512, rounds=2)
     assert 1e8 < limits.bytes_per_second < 1e13
     assert 1e8 < limits.flops_per_second < 1e14
+    assert 1e8 < limits.copy_bytes_per_second < 1e13
+
+
+def test_of_two_measurements_the_better_of_each_counts():
+    one, other = MachineLimits(2, 1.0, 20.0, 5.0), MachineLimits(2, 3.0, 10.0, 6.0)
+    assert one.or_better(other) == MachineLimits(2, 3.0, 20.0, 6.0) == other.or_better(one)
 
 
 def test_the_interval_is_the_middle_half():

@@ -24,6 +24,7 @@ def test_a_few_fresh_problems_are_answered_right_with_accepted_drafts(drafting):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000 if FULL else 600)
 def test_at_least_99_in_100_problems_of_each_task_are_answered_right():
     count = 1000 if FULL else 100
     shares = accuracy(LLM(SHIPPED, compile=False, max_num_seqs=32), count=count, seed=7)

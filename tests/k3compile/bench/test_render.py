@@ -49,6 +49,14 @@ def test_the_table_shows_how_much_faster_than_plain_inductor():
     assert lines[0].count("2.00x") == 2
 
 
+def test_the_plain_point_is_a_reference_too():
+    modes = [mode("inductor", 2.0, 0.2), mode("plain", 4.0, 0.3), mode("k3", 1.0, 0.1)]
+    (line,) = [
+        s for s in text(ModelResult("small", 13, 100, 10**9, 10**11, modes)).splitlines() if " k3 " in s
+    ]
+    assert [word for word in line.split() if word.endswith("x")] == ["2.00x", "2.00x", "4.00x", "3.00x"]
+
+
 def test_without_the_reference_there_is_no_ratio():
     alone = ModelResult("small", 13, 100, 10**9, 10**11, [mode("k3", 1.0, 0.1)])
     (line,) = [line for line in text(alone).splitlines() if " k3 " in line]

@@ -23,7 +23,7 @@ def test_bench_model_prints_json_for_programs():
 def test_an_unknown_mode_is_misuse():
     ran = CliRunner().invoke(app, ["model", "tiny", "--mode", "fast"])
     assert ran.exit_code == 2
-    assert "eager, inductor, k3" in ran.output
+    assert "eager, inductor, plain, k3" in ran.output
 
 
 def test_bench_hf_names_its_sizes():
@@ -68,3 +68,23 @@ def test_bench_recall_prints_a_share_for_each_task(tmp_path):
     ran = CliRunner().invoke(app, ["recall", str(tmp_path / "tiny"), "--problems", "1", "--json"])
     assert ran.exit_code == 0, ran.output
     assert json.loads(ran.stdout) == dict.fromkeys(("recall", "long", "copy", "sum", "facts", "tool"), 0.0)
+
+
+def test_bench_kernels_draws_what_it_measured(tmp_path):
+    picture = tmp_path / "kernels.svg"
+    given = ["kernels", "--op", "kda_prefill", "--rounds", "1", "--scale", "0.001", "--plot", str(picture)]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    assert "kda_prefill: 1 row of one token" in picture.read_text()
+
+
+def test_bench_kernels_prints_json_for_programs_and_names_its_ops():
+    ran = CliRunner().invoke(
+        app, ["kernels", "--op", "kda_prefill", "--rounds", "1", "--scale", "0.001", "--json"]
+    )
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert found["limits"]["bytes_per_second"] > 0
+    assert {t["op"] for t in found["timings"]} == {"kda_prefill"}
+    ran = CliRunner().invoke(app, ["kernels", "--op", "rms_nrom"])
+    assert ran.exit_code == 2
+    assert "there are cells for" in ran.output

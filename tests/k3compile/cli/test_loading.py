@@ -2,14 +2,26 @@
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
+import torch
 from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.tokenizer_train import train_bpe
 
 from k3compile.cli import loading
-from k3compile.cli.loading import check_checkpoint, drafts_of, load, log_to_stderr, or_shipped
+from k3compile.cli.loading import (
+    RankFormatter,
+    check_checkpoint,
+    check_device,
+    drafts_of,
+    load,
+    load_weights,
+    log_to_stderr,
+    or_shipped,
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +74,17 @@ def test_dtypes_are_named(tiny):
             load(tiny, EngineConfig(), **options)
 
 
+def test_a_device_is_known_and_there(monkeypatch):
+    check_device("cpu")
+    with pytest.raises(ValueError, match="device is 'tpu'; allowed: cpu, cuda"):
+        check_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"device is 'cuda', and torch \S+ sees no GPU on this machine"):
+        check_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check_device("cuda")
+
+
 def test_a_tokenizer_of_another_size_is_refused(tiny, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
@@ -82,3 +105,47 @@ def test_the_log_level_is_checked():
     with pytest.raises(ValueError, match="log-level is 'loud'"):
         log_to_stderr("loud")
     assert logging.root.level != "LOUD"
+
+
+OTHER_RANK = """
+import logging, warnings
+from k3compile.cli.loading import log_to_stderr
+log_to_stderr("debug", 3)
+logging.info("not from here")
+logging.warning("two\\nlines")
+warnings.warn("a library says")
+raise RuntimeError("the end")
+"""
+
+
+def test_of_another_rank_there_are_only_warnings_and_each_line_has_its_number():
+    done = subprocess.run([sys.executable, "-c", OTHER_RANK], capture_output=True, text=True, timeout=60)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert len(lines) > 6
+    assert all(line.startswith("[rank 3] ") for line in lines), done.stderr
+    for said in ("WARNING root: two", "[rank 3] lines", "a library says", "RuntimeError: the end"):
+        assert said in done.stderr
+    assert "not from here" not in done.stderr
+
+
+def test_rank_0_speaks_as_one_process_does():
+    record = logging.LogRecord("name", logging.INFO, "file", 1, "two\nlines", (), None)
+    assert RankFormatter("").format(record).endswith("INFO name: two\nlines")
+
+
+def test_progress_is_told_while_weights_are_read(tiny):
+    told = []
+
+    class Alone:
+        rank = 0
+
+        def progress(self, done, total):
+            told.append((done, total))
+
+    weights = load_weights(tiny, EngineConfig(), meeting=Alone())
+    assert weights.draft is None
+    done, totals = zip(*told)
+    assert list(done) == sorted(done)
+    assert len(told) > 10
+    assert set(totals) == {done[-1]}

@@ -15,7 +15,7 @@ import pytest
 from k3compile.runtime.checkpoint import make_checkpoint
 
 from k3compile.cli.main import main
-from k3compile.cli.serve import chosen, read_key
+from k3compile.cli.serve import chosen, folder_of, read_key
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "serve.py"  # the same as `k3 serve`
 SMALL = ["--port", "0", "--max-model-len", "2048", "--max-num-seqs", "4", "--prefix-match-unit", "64"]
@@ -35,6 +35,7 @@ class Served:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup may run the tests
         )
         self.log = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -194,13 +195,14 @@ def test_hanging_up_gives_the_pages_and_slots_back(served, streamed):
 
 
 @pytest.mark.slow
-def test_sigterm_lets_a_running_answer_finish(tiny):
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGHUP])
+def test_a_running_answer_may_finish_after_sigterm_and_when_the_terminal_is_gone(tiny, sig):
     with Served(tiny, *SMALL, "--no-compile") as server:
         body = {"prompt": "x", "max_tokens": 40, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", server.url + "/completions", json=body, timeout=30) as response:
             lines = response.iter_lines()
             next(lines)
-            assert server.end(signal.SIGTERM) < 20
+            assert server.end(sig) < 20
             rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         assert rest[-1]["choices"][0]["finish_reason"] == "length"
 
@@ -254,6 +256,36 @@ def test_features_and_keys_are_read(tmp_path):
     assert read_key(tmp_path / "key") == "sesame"
     with pytest.raises(ValueError, match="cannot read the API key"):
         read_key(tmp_path / "nothing")
+
+
+def test_the_folder_may_be_an_argument_or_an_option(tiny, tmp_path):
+    assert folder_of(tiny, None) == folder_of(None, tiny) == folder_of(tiny, tiny) == tiny
+    with pytest.raises(ValueError, match=r"two checkpoints are given, .* and --model .*: give one of them"):
+        folder_of(tiny, tmp_path)
+
+
+def test_several_ranks_without_a_launcher_are_told_the_command(tiny, capsys, monkeypatch):
+    def refused(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main(["serve", *map(str, arguments)])
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(sys, "argv", ["examples/serve.py", "--tp", "8"])
+    told = refused(tiny, "--tp", "8")
+    assert told.endswith(
+        "this is one process. Start 8 of them: "
+        "torchrun --standalone --nproc-per-node 8 examples/serve.py --tp 8\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/k3", "serve", "--tp", "2"])
+    assert "--nproc-per-node 2 -m k3compile.cli.main serve --tp 2" in refused(tiny, "--tp", "2")
+    assert "dcp is 2, and must divide tp, which is 1: give 1" in refused(tiny, "--dcp", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert "LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set" in refused(tiny, "--tp", "4")
+    for name, value in (("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert "tp is 2, but the launcher started 4 processes: give --tp 4, or" in refused(tiny, "--tp", "2")
 
 
 def test_sigint_ends_it_within_five_seconds_with_a_stream_open(served):

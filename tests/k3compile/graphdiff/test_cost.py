@@ -78,6 +78,22 @@ def test_a_scatter_reuses_its_target_where_nobody_reads_the_old_value():
     assert copied.bytes_written == 1600 + 48 + 1600 + 1600
 
 
+def assigned(x, y):
+    out = x.new_empty(3, *x.shape)
+    out[0] = x
+    out[2] = y
+    return out
+
+
+def test_a_row_that_is_assigned_is_moved_once():
+    x = torch.randn(4, 5)
+    traced = make_fx(torch.func.functionalize(assigned), tracing_mode="fake")(x, x)
+    traced.graph.eliminate_dead_code()  # views that functionalization makes of every state
+    found = cost(snapshot(traced))
+    assert (found.launches, found.allocations) == (2, 1)
+    assert (found.bytes_read, found.bytes_written) == (2 * 80, 2 * 80)
+
+
 def test_the_peak_is_what_lives_at_once_and_not_the_sum():
     def function(x):
         for _ in range(5):

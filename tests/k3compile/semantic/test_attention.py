@@ -53,4 +53,4 @@ def test_the_state_at_the_cut_resumes_to_the_same_end(model):
     second = run_onnx(layer_to_onnx(model, INDEX), rest)
     close(second["p_out"], first["p_out"][:, cut:])
     close(second["layers.1.present_state"], first["layers.1.present_state"])
-    assert torch.equal(second["layers.1.present_window"], first["layers.1.present_window"])
+    close(second["layers.1.present_window"], first["layers.1.present_window"])

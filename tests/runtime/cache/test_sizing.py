@@ -8,6 +8,7 @@ from k3compile.runtime.cache.pools import KdaPools
 from k3compile.runtime.cache.sizing import Bytes, measure, pool_bytes, size_pools, unit_of
 from k3compile.runtime.engine_config import DEFAULT_CACHE_BYTES, EngineConfig
 from k3compile.runtime.model import Model
+from k3compile.runtime.parallel.ranks import Ranks
 from small_models import SMALL, SMALL_LINEAR
 
 SLOT, RECORDS, PAGE = 8 * (1 + 3), 8 * 4, 8 * 4  # the toy's float64 numbers; records of one row
@@ -147,6 +148,48 @@ def test_the_line_tells_of_prefixes_and_of_what_drafts_take_either_way(pools):
     assert str(without).endswith(
         "for 8 drafts a request owns 9 states, 288 B (1 state and the records of 9 rows, 320 B the other way)"
     )
+
+
+SHARED = dataclasses.replace(SMALL, num_attention_heads=8, kda_num_heads=8, moe_intermediate_size=256)
+
+
+def in_context_groups(context: int) -> Model:
+    """Rank 0 of 8."""
+    return Model(SHARED, torch.bfloat16, "meta", ranks=Ranks(0, 8, "", context))
+
+
+def test_in_a_context_group_the_same_bytes_hold_as_many_times_the_tokens():
+    config = EngineConfig(max_num_seqs=4, page_size=64, kv_cache_bytes=2_000_000)
+    sizes = {n: size_pools(config, in_context_groups(n).make_pools, 1 << 20) for n in (1, 2, 4, 8)}
+    pages = {n: one.num_pages * one.bytes.page for n, one in sizes.items()}
+    assert all(pages[1] - one.bytes.page < pages[n] for n, one in sizes.items())  # to the last page
+    for n, one in sizes.items():
+        assert n * one.bytes.page == sizes[1].bytes.page
+        assert one.kept_of_page == 64 // n
+        assert n * (sizes[1].tokens - 64) <= one.tokens <= n * (sizes[1].tokens + 128)
+        assert one.max_model_len == one.tokens
+        made = make(in_context_groups(n).make_pools, one)
+        assert pool_bytes(made) == one.total_bytes <= config.kv_cache_bytes
+
+
+def test_the_line_tells_which_part_of_a_page_a_rank_keeps():
+    config = EngineConfig(max_num_seqs=2, page_size=64, num_pages=11)
+    line = str(size_pools(config, in_context_groups(4).make_pools, 1 << 20))
+    assert line.startswith(
+        "pools: 11 pages x 64 tokens (2,560 B each, 640 tokens)"
+    )  # 4 layers x 16 x 20 x 2 B
+    assert "; each of 4 ranks keeps 16 tokens of a page" in line
+    assert "ranks" not in str(size_pools(config, in_context_groups(1).make_pools, 1 << 20))
+
+
+def test_states_are_kept_as_much_further_apart_as_a_page_takes_less():
+    wide = dataclasses.replace(SHARED, kda_head_dim=64)
+    config = EngineConfig(max_num_seqs=2, page_size=64, num_pages=99, prefix_cache=True)
+    state = 64 * 64 * 4 + 3 * 3 * 64 * 2  # of a layer: one head a rank, float32, and its window
+    for context, token in ((1, 40), (8, 5)):  # bytes of a token on a rank, in a layer
+        model = Model(wide, torch.bfloat16, "meta", ranks=Ranks(0, 8, "", context))
+        block = size_pools(config, model.make_pools, 1 << 20).block_size
+        assert block - 64 < state / token <= block
 
 
 def allocated(pools) -> int:

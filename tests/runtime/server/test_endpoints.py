@@ -1,6 +1,8 @@
 """Both endpoints over HTTP: shapes, streams that equal whole answers, counts, options."""
 
 import json
+import threading
+import time
 
 import pytest
 from fake_engine import FakeEngine
@@ -319,6 +321,27 @@ def test_an_engine_failure_is_a_500_or_an_error_event():
     chunks = stream(app, "/v1/completions", prompt="x")
     assert "out of luck" in chunks[-1]["error"]["message"]
     assert complete(app, prompt="x")["choices"][0]["text"], "the next request works"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_engine_that_ends_under_a_request_is_a_503_or_an_error_event(streamed):
+    engine = FakeEngine(says(PLAIN), manual=True)
+    app = make_app(engine)
+
+    def end():
+        while not engine.live:
+            time.sleep(0.01)
+        engine.alive = False
+        engine.fail("rank 1 is gone")
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    response = ask(app, "POST", "/v1/completions", json={"prompt": "x", "stream": streamed})
+    ending.join()
+    assert "the engine failed: rank 1 is gone" in response.text
+    if not streamed:
+        assert response.status_code == 503
+        assert "retry-after" in response.headers
 
 
 def test_a_full_queue_is_a_429_and_leaves_nothing_behind():

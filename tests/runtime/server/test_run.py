@@ -9,6 +9,7 @@ import time
 import httpx
 import pytest
 from fake_engine import FakeEngine
+from k3compile.runtime.server import body
 from k3compile.runtime.server.run import bind, url_of
 from k3compile.runtime.server.server_config import ServerConfig
 from serving import LiveServer, says, wait_until
@@ -38,8 +39,8 @@ def test_the_url_is_one_that_clients_can_use(host, url):
 
 
 def talk(live, texts, errors):
-    body = {"prompt": "x", "stream": True, "max_tokens": 100}
-    with httpx.stream("POST", live.url + "/completions", json=body, timeout=30) as response:
+    asked = {"prompt": "x", "stream": True, "max_tokens": 100}
+    with httpx.stream("POST", live.url + "/completions", json=asked, timeout=30) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 event = json.loads(line[6:])
@@ -96,6 +97,22 @@ def test_sigint_ends_a_drain_that_a_half_sent_body_holds_open(first, second, pau
             assert time.monotonic() - start < 5
 
 
+def test_a_client_that_stops_writing_is_told_and_let_go(monkeypatch):
+    monkeypatch.setattr(body, "PATIENCE_S", 0.3)
+    with LiveServer(FakeEngine(says("a"))) as live:
+        host, port = live.url.split("//")[1].split("/")[0].split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            answer = b"".join(iter(lambda: half.recv(4096), b""))  # to the end of the connection
+        head, _, said = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert (
+            json.loads(said)["error"]["message"] == "the body did not go on for 0.3 s: send the whole of it"
+        )
+        ok = httpx.post(live.url + "/completions", json={"prompt": "x", "max_tokens": 2}, timeout=30)
+        assert ok.status_code == 200
+
+
 def closed(url):
     host, port = url.split("//")[1].split("/")[0].split(":")
     try:
@@ -117,6 +134,32 @@ def test_a_stream_that_hangs_does_not_hold_the_process():
         live.server.handle_exit(signal.SIGINT, None)
         wait_until(lambda: not live._thread.is_alive())
         assert time.monotonic() - start < 4
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_clients_hear_why_while_a_step_outlasts_all_patience(sig, caplog):
+    engine = FakeEngine(says("a"), manual=True)
+    engine.stop = lambda drain_s=0.0: time.sleep(60)
+    with LiveServer(engine, drain_s=0.2) as live:
+        errors, answers = [], []
+        asked = {"prompt": "x", "max_tokens": 9}
+        clients = [
+            threading.Thread(target=talk, args=(live, [], errors)),
+            threading.Thread(
+                target=lambda: answers.append(httpx.post(live.url + "/completions", json=asked, timeout=30))
+            ),
+        ]
+        for client in clients:
+            client.start()
+        wait_until(lambda: len(engine.live) == 2)
+        live.server.handle_exit(sig, None)
+        for client in clients:
+            client.join(5)
+            assert not client.is_alive()
+        assert [error["message"] for error in errors] == ["the server is stopping"]
+        assert answers[0].status_code == 503
+        assert answers[0].json()["error"]["message"] == "the server is stopping"
+    assert "Traceback" not in caplog.text
 
 
 def swallow(live, texts):

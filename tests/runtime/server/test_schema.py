@@ -77,6 +77,15 @@ def test_messages_may_carry_fields_that_clients_echo():
     assert parse(ChatBody, {"messages": [message]}).messages[0].content == "x"
 
 
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_who_says_nothing_is_told_that_content_is_missing(role):
+    for message in ({"role": role}, {"role": role, "content": None}):
+        with pytest.raises(ApiError, match=f"a message of role {role} needs content"):
+            parse(ChatBody, {"messages": [message]})
+    assert parse(ChatBody, {"messages": [{"role": role, "content": ""}]}).messages[0].content == ""
+    assert parse(ChatBody, {"messages": [{"role": "assistant"}]}).messages[0].content is None
+
+
 MANY = 200_000
 CALLS = {"role": "user", "tool_calls": [{}] * MANY}
 

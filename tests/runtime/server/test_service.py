@@ -41,3 +41,13 @@ def test_a_model_may_be_left_out_or_named_right():
     service.check_model("m")
     with pytest.raises(ApiError, match="this server has 'm'"):
         service.check_model("x" * 10_000)
+
+
+def test_new_requests_and_probes_are_told_what_ended_the_engine():
+    engine = FakeEngine(says("x"), manual=True)
+    service = Service(engine, tokenizer(), ServerConfig())
+    engine.alive, engine.last_error = False, "rank 1 is gone"
+    assert service.health() == "rank 1 is gone"
+    with pytest.raises(ApiError, match="rank 1 is gone") as error:
+        service.check_open()
+    assert error.value.status == 503

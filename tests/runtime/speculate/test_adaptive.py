@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from k3compile.runtime.engine_config import EngineConfig
+from k3compile.runtime.executor import Executor
 from k3compile.runtime.request import Request
 from k3compile.runtime.speculate.adaptive import Adaptive, Record, make_adaptive
 from k3compile.runtime.speculate.costs import CostTable
@@ -209,7 +210,7 @@ def test_a_thousand_requests_take_one_look_at_the_table(monkeypatch):
 @pytest.mark.parametrize(("wanted", "drafter"), [(False, NgramDrafter(2)), (True, None)])
 def test_nothing_is_measured_where_there_is_nothing_to_decide(wanted, drafter):
     config = EngineConfig(num_drafts=2, adaptive_verification=wanted)
-    assert make_adaptive(drafter, None, None, config, 5) is None
+    assert make_adaptive(drafter, None, config, 5) is None
 
 
 def test_an_engines_costs_are_those_of_its_own_forward_and_drafter():
@@ -220,7 +221,7 @@ def test_an_engines_costs_are_those_of_its_own_forward_and_drafter():
         rows.append(len(step.tokens))
         return torch.zeros(len(step.tokens), 3), torch.empty(0)
 
-    adaptive = make_adaptive(NgramDrafter(2), forward, lambda hidden: hidden, config, 3)
+    adaptive = make_adaptive(NgramDrafter(2), Executor([], forward, lambda hidden: hidden), config, 3)
     assert adaptive.verify.rows == (1, 2, 4, 6)
     assert set(rows) == {1, 2, 4, 6}
     assert adaptive.draft.rows == (1, 2)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from k3compile.runtime.cache.pools import KdaPools
 from k3compile.runtime.engine_config import EngineConfig
+from k3compile.runtime.executor import Executor
 from k3compile.runtime.speculate.costs import (
     CostTable,
     context_of,
@@ -86,7 +87,7 @@ def test_a_real_model_is_timed_and_what_requests_will_read_stays_as_it_is(replay
         steps.append(len(step.tokens))
         return model.forward(step, pools)
 
-    table = measure_forward(forward, model.logits, config)
+    table = measure_forward(Executor(pools, forward, model.logits), config)
     assert table.rows == (1, 2, 4, 8)
     assert min(table.seconds) > 0
     assert steps == [n for n in (1, 2, 4, 8) for _ in range(6)]

@@ -85,12 +85,14 @@ def test_training_logits_are_what_serving_drafts_from(target):
     draft = small_draft(FIVE)
     serving = Serving(target, draft, 8)
     serving.run(row(1, 0, 13))
-    hid = serving.drafter.block([tokens_of(1, 14)[13]], torch.tensor([13]), torch.tensor(pages_of(1))[None])
+    given = tokens_of(1, 14)[13:], [13], [pages_of(1)]  # anchor, seen, page table
+    hid, base = serving.drafter.blocks.run(*map(torch.tensor, given))
     tokens, taps = sequences(target)
     # without ``block`` it is the checkpoint's; places past the end only have to be there
     got = draft.training_logits(taps, tokens, torch.tensor([13]), target)
     markov = draft.markov(torch.tensor([[*tokens_of(1, 18)[13:], *[tokens_of(1, 18)[-1]] * 3]]))
-    want = draft.logits(target.logits(hid), markov)
+    assert torch.equal(base, target.logits(hid))
+    want = draft.logits(base, markov)
     assert (got.logits[0, 0] - want[0]).abs().max() < 1e-10
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from k3compile.kernels.samples import Draw, row_bounds
 from k3compile.runtime.cache.pools import KdaPools, MlaPools
+from k3compile.runtime.executor import Executor
 from k3compile.runtime.request import Request
 from k3compile.runtime.scheduler import Verdict, Work
 from k3compile.runtime.speculate.settle import Commit, Rotate, settler, stacked, whole
@@ -101,7 +102,7 @@ class Scene:
         return Verdict(work, [1] * rows, rows, **(place if boundary else {}), **more)
 
     def settle(self, verdicts: list[Verdict]) -> None:
-        settler(self.pools, self.replay, self.held.__getitem__)(None, verdicts)
+        settler(Executor(self.pools).write, self.replay, self.held.__getitem__)(None, verdicts)
 
     def holds(self, slot: int, r: int, rows: int) -> bool:
         """Whether a slot has state and window of request r after so many rows, in all layers."""

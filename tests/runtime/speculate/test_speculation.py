@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from k3compile.runtime.executor import GroupLost
 from k3compile.runtime.request import Request
 from k3compile.runtime.scheduler import Verdict, Work
 from k3compile.runtime.speculate.adaptive import Adaptive
@@ -97,3 +98,18 @@ def test_only_verified_rows_are_settled():
     assert len(calls) == 1
     with pytest.raises(AssertionError, match="nothing settles their states"):
         Speculation().settle(None, [verdict(1)])
+
+
+def test_ranks_that_lost_each_other_are_no_fault_of_the_drafter():
+    """The others wait in the middle of its pass: going on without it would leave them there."""
+
+    class Alone(Parrot):
+        def propose(self, requests, holdings):
+            raise GroupLost("command 3 (draft) failed on rank 0")
+
+    speculation = Speculation(Alone())
+    with pytest.raises(GroupLost):
+        speculation.propose(requests(), [None, None])
+    assert speculation.error is None
+    assert speculation.observer == speculation.observe
+    assert Speculation().observer is None

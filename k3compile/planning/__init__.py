@@ -1,0 +1,1 @@
+"""Whether a model fits on some GPUs, and what then fits beside it: from its configuration alone."""

@@ -1,0 +1,260 @@
+// MXFP4 experts in float32: w2 situ(w1 z, w3 z) for each row and chosen expert, rows grouped by expert.
+//
+//   z --deal--> dealt --w1, w3, situ--> inner --w2--> rows        a barrier at each arrow's end
+//
+// Work is cut into segments (rows of one expert, at most ROWS) times blocks of 32 weight rows, handed out one
+// by one. Few rows: weights are decoded in registers as they stream by, and while a block is computed the next
+// one is fetched, of whatever expert or matrix. Many: a block is unpacked once and multiplied in tiles. Every sum
+// is over lanes first, so rows do not depend on the thread that made them.
+#include <algorithm>
+#include <vector>
+
+#include "arguments.h"
+#include "mxfp4.h"
+#include "threads.h"
+
+namespace k3 {
+namespace {
+
+constexpr int BLOCK = 32;               // weight rows of a task: inner columns, a group of w2
+constexpr int ROWS = 256;               // token rows of a segment
+constexpr int FEW = 8;                  // up to here decoding again for each row group is cheaper
+constexpr int DEPTH = 64 * W;           // columns unpacked at once
+constexpr int QUAD = 4;                 // weight rows that stream by together
+constexpr int64_t DEALT_ALONE = 1 << 14;  // numbers that are not worth a barrier
+
+struct Segment {
+  int64_t expert, begin, count;
+};
+
+struct Experts {
+  const float* z;
+  int64_t z_stride, tokens, top_k, experts, latent, inner;
+  const int64_t* ids;
+  const uint8_t *w1, *w1_scale, *w3, *w3_scale, *w2, *w2_scale;
+  float beta, linear_beta;
+  float* rows;
+  int32_t* idx;
+  float *dealt, *hidden, *scratch;  // [T, L], [N, I], both padded, and what each thread wants
+
+  static Mxfp4 matrix(const uint8_t* codes, const uint8_t* scales, int64_t e, int64_t outputs, int64_t inputs) {
+    return {codes + e * outputs * (inputs / 2), scales + e * outputs * (inputs / GROUP), inputs};
+  }
+  Mxfp4 gate(int64_t e) const { return matrix(w1, w1_scale, e, inner, latent); }
+  Mxfp4 up(int64_t e) const { return matrix(w3, w3_scale, e, inner, latent); }
+  Mxfp4 down(int64_t e) const { return matrix(w2, w2_scale, e, latent, inner); }
+};
+
+constexpr int64_t UNPACKED = int64_t(2) * BLOCK * DEPTH, SUMS = int64_t(ROWS) * 2 * BLOCK;
+
+// Floats that a thread wants: unpacked weights, their sums, and the inner rows of a small segment.
+int64_t scratch_of(int64_t inner) { return UNPACKED + SUMS + FEW * padded(inner); }
+
+// Rows grouped by expert, in the order of tokens: fills idx, the token of each row, and the segments. False: an
+// id names no expert, and nothing was written.
+bool group(const Experts& p, std::vector<int64_t>& token, std::vector<Segment>& segments) {
+  std::vector<int64_t> at(p.experts + 1, 0);
+  const int64_t count = p.tokens * p.top_k;
+  for (int64_t i = 0; i < count; i++) {
+    if (p.ids[i] >= p.experts) return false;
+    if (p.ids[i] >= 0) at[p.ids[i] + 1]++;
+  }
+  for (int64_t e = 0; e < p.experts; e++) {
+    at[e + 1] += at[e];
+    for (int64_t b = at[e]; b < at[e + 1]; b += ROWS)
+      segments.push_back({e, b, std::min<int64_t>(ROWS, at[e + 1] - b)});
+  }
+  const int64_t here = at[p.experts];
+  token.resize(here);
+  for (int64_t i = 0; i < count; i++) {
+    p.idx[i] = p.ids[i] < 0 ? -1 : int32_t(at[p.ids[i]]++);
+    if (p.ids[i] >= 0) token[p.idx[i]] = i / p.top_k;
+  }
+  std::memset(p.rows + here * p.latent, 0, sizeof(float) * (count - here) * p.latent);
+  return true;
+}
+
+// What is read after a block: rows of up to two matrices, as many bytes from each as the block reads.
+struct Ahead {
+  const uint8_t *a, *b;
+};
+
+// out [M, 4] of the dealt rows x against two rows, from ``row_a`` and ``row_b`` on, of each of a and b.
+template <int M>
+void few(const float* const* x, int64_t count, const Mxfp4& a, const Mxfp4& b, int64_t row_a, int64_t row_b,
+         const Ahead& ahead, float (*out)[QUAD]) {
+  if constexpr (M > 1) {
+    if (count < M) return few<M - 1>(x, count, a, b, row_a, row_b, ahead, out);
+  }
+  const int64_t pitch = a.columns / 2;
+  const uint8_t* codes[QUAD] = {a.row(row_a), a.row(row_a + 1), b.row(row_b), b.row(row_b + 1)};
+  const uint8_t* scales[QUAD] = {a.scale(row_a), a.scale(row_a + 1), b.scale(row_b), b.scale(row_b + 1)};
+  const uint8_t* next[QUAD] = {ahead.a, ahead.a + pitch, ahead.b, ahead.b + pitch};
+  dot_packed<M>(x, codes, scales, next, a.columns, out);
+}
+
+// sums [rows, 32 * parts] of the dealt rows x against BLOCK rows, from ``row`` on, of each matrix.
+void many(const float* const* x, int64_t rows, const Mxfp4* parts, int count, int64_t row, float* unpacked,
+          float* sums) {
+  const int weight_rows = count * BLOCK;
+  const int64_t columns = parts[0].columns;
+  std::fill(sums, sums + rows * weight_rows, 0.0f);
+  for (int64_t first = 0; first < columns; first += DEPTH) {
+    const int64_t depth = std::min<int64_t>(DEPTH, columns - first);
+    const int64_t pitch = padded(depth);
+    for (int n = 0; n < weight_rows; n++)
+      unpack(parts[n / BLOCK], row + n % BLOCK, first, depth, unpacked + n * pitch);
+    for (int64_t m = 0; m < rows; m += TILE)
+      tiles(x + m, rows - m, first, unpacked, weight_rows, pitch, pitch, sums + m * weight_rows);
+  }
+}
+
+// 32 columns of situ(gate, up).
+void situ(const Experts& p, const float* gate, const float* up, float* out) {
+  for (int i = 0; i < BLOCK; i += W) {
+    const vf g = load(gate + i), u = load(up + i);
+    const vf capped = p.beta == 0.0f ? g : p.beta * tanh(g / p.beta);
+    const vf linear = p.beta == 0.0f ? u : p.linear_beta * tanh(u / p.linear_beta);
+    store(out + i, capped * sigmoid(g) * linear);
+  }
+}
+
+// Columns [row, row + 32) of a segment's inner rows: side by side where rows are few, else as decode has them.
+void gate_up(const Experts& p, const Segment& s, int64_t row, const int64_t* token, float* scratch,
+             const Ahead& ahead) {
+  const float* x[ROWS];
+  const int64_t pitch = padded(p.inner);
+  for (int64_t m = 0; m < s.count; m++) x[m] = p.dealt + token[s.begin + m] * padded(p.latent);
+  const Mxfp4 parts[2] = {p.gate(s.expert), p.up(s.expert)};
+  float* sums = scratch + UNPACKED;  // [rows, gate | up]
+  float* hidden = p.hidden + s.begin * pitch;
+  if (s.count <= FEW) {
+    for (int i = 0; i < BLOCK; i += 2) {
+      float out[FEW][QUAD];
+      const int64_t read = i * (p.latent / 2);
+      few<FEW>(x, s.count, parts[0], parts[1], row + i, row + i, {ahead.a + read, ahead.b + read}, out);
+      for (int64_t m = 0; m < s.count; m++) {
+        std::memcpy(sums + m * 2 * BLOCK + i, out[m], 2 * sizeof(float));
+        std::memcpy(sums + m * 2 * BLOCK + BLOCK + i, out[m] + 2, 2 * sizeof(float));
+      }
+    }
+    for (int64_t m = 0; m < s.count; m++)
+      situ(p, sums + m * 2 * BLOCK, sums + m * 2 * BLOCK + BLOCK, hidden + m * pitch + row);
+    return;
+  }
+  many(x, s.count, parts, 2, row, scratch, sums);
+  for (int64_t m = 0; m < s.count; m++) {
+    float act[BLOCK];
+    situ(p, sums + m * 2 * BLOCK, sums + m * 2 * BLOCK + BLOCK, act);
+    for (int i = 0; i < BLOCK; i++) hidden[m * pitch + dealt_at(row + i)] = act[i];
+    if (row + BLOCK == p.inner)
+      for (int64_t c = p.inner; c < pitch; c++) hidden[m * pitch + dealt_at(c)] = 0.0f;
+  }
+}
+
+// A thread's own copy of the inner rows of the small segment it works on, dealt.
+struct Dealt {
+  float* room;
+  const Segment* of = nullptr;
+  const float* rows(const Experts& p, const Segment& s) {
+    const int64_t pitch = padded(p.inner);
+    for (int64_t m = 0; of != &s && m < s.count; m++)
+      deal(p.hidden + (s.begin + m) * pitch, p.inner, room + m * pitch);
+    of = &s;
+    return room;
+  }
+};
+
+void down(const Experts& p, const Segment& s, int64_t row, float* scratch, Dealt& own, const Ahead& ahead) {
+  const bool small = s.count <= FEW;
+  const int64_t pitch = padded(p.inner);
+  const float* x[ROWS];
+  const float* first = small ? own.rows(p, s) : p.hidden + s.begin * pitch;
+  for (int64_t m = 0; m < s.count; m++) x[m] = first + m * pitch;
+  const Mxfp4 w = p.down(s.expert);
+  float* result = p.rows + s.begin * p.latent + row;
+  if (small) {
+    for (int i = 0; i < BLOCK; i += QUAD) {
+      float out[FEW][QUAD];
+      const uint8_t* next = ahead.a + i * (p.inner / 2);
+      few<FEW>(x, s.count, w, w, row + i, row + i + 2, {next, next + p.inner}, out);
+      for (int64_t m = 0; m < s.count; m++) std::memcpy(result + m * p.latent + i, out[m], sizeof out[m]);
+    }
+    return;
+  }
+  float* sums = scratch + UNPACKED;
+  many(x, s.count, &w, 1, row, scratch, sums);
+  for (int64_t m = 0; m < s.count; m++)
+    std::memcpy(result + m * p.latent, sums + m * BLOCK, sizeof(float) * BLOCK);
+}
+
+// The blocks of a call in order: those of w1 and w3, then, behind a barrier, those of w2.
+struct Blocks {
+  const Experts& p;
+  const std::vector<Segment>& segments;
+  int64_t inner = p.inner / BLOCK, latent = p.latent / BLOCK;
+  int64_t firsts = segments.size() * inner, all = firsts + segments.size() * latent;
+
+  const Segment& segment(int64_t t) const { return segments[t < firsts ? t / inner : (t - firsts) / latent]; }
+  int64_t row(int64_t t) const { return BLOCK * (t < firsts ? t % inner : (t - firsts) % latent); }
+  Ahead ahead(int64_t t) const {  // behind the last block there is nothing: the last one is named again
+    t = std::min(t, all - 1);
+    const int64_t e = segment(t).expert;
+    if (t < firsts) return {p.gate(e).row(row(t)), p.up(e).row(row(t))};
+    return {p.down(e).row(row(t)), p.down(e).row(row(t))};
+  }
+};
+
+bool run(const Experts& p, int64_t threads) {
+  std::vector<int64_t> token;
+  std::vector<Segment> segments;
+  if (!group(p, token, segments)) return false;
+  const Blocks blocks{p, segments};
+  const bool alone = p.tokens * p.latent <= DEALT_ALONE;
+  Tasks deals, work;
+  if (alone)
+    for (int64_t t = 0; t < p.tokens; t++) deal(p.z + t * p.z_stride, p.latent, p.dealt + t * padded(p.latent));
+  auto body = [&](Team team) {
+    float* scratch = p.scratch + team.rank * scratch_of(p.inner);
+    Dealt own{scratch + UNPACKED + SUMS};
+    if (!alone) {
+      for (int64_t t; deals.take(p.tokens, t);) deal(p.z + t * p.z_stride, p.latent, p.dealt + t * padded(p.latent));
+      team.barrier();
+    }
+    int64_t t, next;
+    work.take(blocks.all, t);
+    for (; t < blocks.firsts; t = next) {
+      work.take(blocks.all, next);
+      gate_up(p, blocks.segment(t), blocks.row(t), token.data(), scratch, blocks.ahead(next));
+    }
+    team.barrier();
+    for (; t < blocks.all; t = next) {
+      work.take(blocks.all, next);
+      down(p, blocks.segment(t), blocks.row(t), scratch, own, blocks.ahead(next));
+    }
+  };
+  parallel(threads, body);
+  return true;
+}
+
+}  // namespace
+}  // namespace k3
+
+// Floats of the scratch memory that k3_experts wants.
+K3_EXPORT int64_t k3_experts_scratch(int64_t tokens, int64_t top_k, int64_t latent, int64_t inner, int64_t threads) {
+  return tokens * k3::padded(latent) + tokens * top_k * k3::padded(inner) + threads * k3::scratch_of(inner);
+}
+
+// z, ids, z's row stride, T, k, E, L, I, then w1, w3 and w2 with their scales, beta, linear_beta, rows, idx, scratch,
+// threads. The weights are dense. 0: an id names no expert.
+K3_EXPORT int64_t k3_experts(const char* packed) {
+  k3::Arguments of{packed};
+  k3::Experts p{};
+  p.z = of, p.ids = of, p.z_stride = of, p.tokens = of, p.top_k = of, p.experts = of, p.latent = of, p.inner = of;
+  p.w1 = of, p.w1_scale = of, p.w3 = of, p.w3_scale = of, p.w2 = of, p.w2_scale = of;
+  p.beta = float(of.take<double>()), p.linear_beta = float(of.take<double>());
+  p.rows = of, p.idx = of, p.dealt = of;
+  p.hidden = p.dealt + p.tokens * k3::padded(p.latent);
+  p.scratch = p.hidden + p.tokens * p.top_k * k3::padded(p.inner);
+  return k3::run(p, of);
+}

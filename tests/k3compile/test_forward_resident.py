@@ -1,0 +1,104 @@
+"""A model of bfloat16 matrices that computes in float32 reads them as they are, as exactly as before."""
+
+import pytest
+import torch
+from k3compile.kernels.native import build
+from k3compile.runtime.model import Model
+from small_models import SMALL, SMALL_LINEAR, Row, make_step, small_model
+from torch._inductor.utils import fresh_cache
+
+from k3compile.forward import compile_forward
+from k3compile.options import CompileOptions
+
+pytestmark = pytest.mark.usefixtures("own_reports")
+CONFIGS = pytest.mark.parametrize("config", [SMALL, SMALL_LINEAR], ids=["k3", "kimi-linear"])
+
+
+def kept_in_bfloat16(config) -> tuple[Model, Model]:
+    """A model with float32 activations and bfloat16 matrices; the same numbers in a float64 model."""
+    model = small_model(config, torch.float32, resident=torch.bfloat16)
+    exact = Model(config, torch.float64)
+    for (name, given), (_, parameter) in zip(model.named_parameters(), exact.named_parameters(), strict=True):
+        parameter.copy_(given), name
+    return model, exact
+
+
+def prompt(count: int):
+    return make_step([Row([(7 * i) % 90 for i in range(count)], 1, 0, list(range(1, 40)))])
+
+
+def compiled_and_eager(config, options: CompileOptions, count: int):
+    """Logits of a prompt: compiled, eager, and of the float64 model; and the reports."""
+    model, exact = kept_in_bfloat16(config)
+    forward = compile_forward(model, model.make_pools(4, 40, 4), options)
+    step = prompt(count)
+    with torch.no_grad():
+        got = forward.logits(forward(step)[0])
+        eager = model.logits(model(step, model.make_pools(4, 40, 4))[0])
+        want = exact.logits(exact(step, exact.make_pools(4, 40, 4))[0])
+    return got, eager, want, [*forward.reports, *forward.head.reports]
+
+
+def error(got, want) -> float:
+    return ((got.double() - want).square().mean().sqrt() / want.square().mean().sqrt()).item()
+
+
+def check(config, options: CompileOptions, count: int = 100):
+    got, eager, want, reports = compiled_and_eager(config, options, count)
+    torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-4)
+    assert error(got, want) <= 1.1 * error(eager, want)
+    *layers, head = reports
+    assert head.applied("read_bf16") == 1
+    for report in layers:
+        assert report.applied("read_bf16") >= 5, "every product of a layer"
+        assert not report.missed("read_bf16")
+
+
+@CONFIGS
+def test_every_product_of_every_layer_reads_its_matrix_as_it_is(config):
+    check(config, CompileOptions(inner="aot_eager", verify="static"))
+
+
+def test_each_rewrite_keeps_the_numbers_of_the_graph_before_it():
+    check(SMALL, CompileOptions(inner="aot_eager", verify={"read_bf16": "differential"}))
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+@CONFIGS
+def test_under_inductor_too(config):
+    with fresh_cache():  # the other model's head is the same graph, and reports are kept by test
+        check(config, CompileOptions())
+
+
+def test_the_plain_point_knows_nothing_of_it():
+    *_, reports = compiled_and_eager(SMALL_LINEAR, CompileOptions(features="plain", inner="aot_eager"), 5)
+    assert not any(report.applied("read_bf16") for report in reports)
+
+
+def test_a_head_in_the_activations_dtype_is_not_compiled():
+    model = small_model(SMALL_LINEAR, torch.float32)
+    forward = compile_forward(model, model.make_pools(4, 40, 4), CompileOptions(inner="aot_eager"))
+    hidden = torch.randn(2, 3, SMALL_LINEAR.hidden_size)
+    assert forward.head is None
+    assert torch.equal(forward.logits(hidden), model.logits(hidden))
+
+
+def test_hidden_states_of_any_shape_have_logits():
+    model, _ = kept_in_bfloat16(SMALL_LINEAR)
+    forward = compile_forward(model, model.make_pools(4, 40, 4), CompileOptions(inner="aot_eager"))
+    for shape in ((1,), (2, 3), (0,)):
+        hidden = torch.randn(*shape, SMALL_LINEAR.hidden_size)
+        torch.testing.assert_close(forward.logits(hidden), model.logits(hidden), rtol=1e-5, atol=1e-5)
+    with torch.inference_mode():
+        hidden = torch.randn(4, SMALL_LINEAR.hidden_size)
+        assert forward.logits(hidden).shape == (4, SMALL_LINEAR.vocab_size)
+    assert len(forward.head.reports) == 1
+
+
+def test_a_report_names_what_computes_the_products(monkeypatch):
+    *_, reports = compiled_and_eager(SMALL_LINEAR, CompileOptions(inner="aot_eager"), 5)
+    here = build.unavailable("linear") is None
+    said = "computed by native, C++ that was compiled here" if here else "computed by its meaning"
+    for report in reports:
+        assert report.choices["k3.linear_bf16"] == said
