@@ -27,11 +27,12 @@ from .engine_config import EngineConfig
 from .executor import Executor, ForwardFn, GroupLost
 from .request import FinishReason, Request
 from .sampler import Choice, Sampler, TokenLogprobs
-from .scheduler import Progress, Result, Scheduler, Verdict, Work
+from .scheduler import Scheduler
 from .speculate.speculation import Speculation
 from .stats import Counters, EngineStats
 from .step import Batch, build
 from .updates import EngineClosed, Goodbye, Live, OnUpdate, QueueFull, Update, last_words
+from .work import Progress, Result, Verdict, Work
 
 __all__ = ["Engine", "EngineClosed", "ForwardFn", "OnUpdate", "QueueFull", "Update"]
 

@@ -19,6 +19,7 @@ from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from .speculate.draft import Draft
+    from .work import Work
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -60,6 +61,9 @@ class Request:
         self.drafts: list[int] = []  # proposals to verify in the next step
         self.proposal: Draft | None = None  # where they come from
         self.stop_ids = frozenset(self.params.stop_token_ids)
+        self.stops: frozenset[int] = self.stop_ids  # and those of the model
+        self.again: Work | None = None  # of the last step, to plan again as it is
+        self.again_until = 0  # while fewer tokens than these are seen
         self.finish: FinishReason | None = None
         self.preemptions = 0
 

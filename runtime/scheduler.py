@@ -14,64 +14,20 @@ torch, linear in the number of requests.
 
 from __future__ import annotations
 
-from array import array
 from bisect import insort
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .budget import Limits
 from .cache.cache import Cache, Hit, Holding
 from .cache.checkpoints import Chunk, plan_chunk
+from .repeat import end_of_repeats
 from .request import FinishReason, Request, cut
 from .share import MOST_WAITS, Coming, share_of
+from .work import Progress, Result, Verdict, Work
 
 if TYPE_CHECKING:
     from .cache.tiers.connector import Connector
-
-
-class Work(NamedTuple):
-    """Run ``count`` rows of a request: tokens [seen, seen + count - drafts) and ``drafts`` proposals after
-    them.
-    """
-
-    request: Request
-    count: int
-    drafts: int
-    samples: bool  # the rows reach the last known token, so a token comes out
-    slot: int
-    pages: array  # int64 page ids, in token order
-    checkpoint: int = 0  # token count whose state the step must leave behind, 0 for none
-    checkpoint_slot: int = 0  # where
-    scratch: Sequence[int] = ()  # slots of the candidate states of a verify row, when states are not replayed
-
-
-class Result(NamedTuple):
-    """What a step made of a piece of work: the new tokens, or why it failed."""
-
-    work: Work
-    tokens: Sequence[int] = ()
-    error: str | None = None
-
-
-class Verdict(NamedTuple):
-    """What is kept of a result. A request that is gone, or that failed, keeps nothing."""
-
-    work: Work
-    tokens: list[int]  # those the request keeps, a stop token among them
-    rows: int  # of the work's, from its first: their tokens are in the cache from now on
-    finish: FinishReason | None = None
-    error: str | None = None
-    checkpoint: int = 0  # of a verify row: token count inside or at the end of ``rows`` whose state is wanted
-    checkpoint_slot: int = 0  # where
-
-
-class Progress(NamedTuple):
-    """What a request gained in a step."""
-
-    request: Request
-    tokens: list[int]
-    finish: FinishReason | None
-    error: str | None = None
 
 
 ONE_ROW = Chunk(1, 0)  # of a request that decodes
@@ -108,6 +64,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError when it could never run, however empty the engine is."""
         self.check(request)
+        request.stops = request.stop_ids | self.eos_ids
         insort(self.waiting, request, key=rank_of)
 
     def check(self, request: Request) -> None:
@@ -145,6 +102,10 @@ class Scheduler:
         running, work, preempted = self.running, [], False
         while len(work) < len(running):
             request = running[len(work)]
+            if (again := request.again) is not None and not request.drafts:
+                work.append(again)
+                room -= 1 + charge
+                continue
             later = (len(running) - len(work) - 1) * (1 + charge)  # a row for each that follows
             chunk = self._chunk(request, room - charge - later, share, self.cache.junction(request))
             holding = self.cache.grow(request, self._reach(request, chunk.count))
@@ -167,7 +128,8 @@ class Scheduler:
             return
         coming = Coming(self.cache)
         for request in running:
-            coming.add(request, request.seen, self.cache.junction(request))
+            if request.again is None:  # who decodes leaves no prefix
+                coming.add(request, request.seen, self.cache.junction(request))
         while at < min(len(self.waiting), self._free_places(), MOST_WAITS) and room > charge:
             request = self.waiting[at]
             hit = self.cache.match(request)
@@ -253,33 +215,63 @@ class Scheduler:
         """What each request keeps of its result; the counters stay. May be asked again, as when what follows
         fails.
         """
-        return [self._verdict(result) for result in results]
+        new, verdicts = tuple.__new__, []
+        for result in results:
+            work, tokens, error = result
+            request = work.request
+            if (
+                work is request.again
+                and error is None
+                and len(tokens) == 1
+                and (token := tokens[0]) not in request.stops
+            ):
+                verdicts.append(new(Verdict, (work, [token], 1, None, None, 0, 0)))
+            else:
+                verdicts.append(self._verdict(result))
+        return verdicts
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Progress]:
         """Move the counters by what the step did, and publish what it left in the cache; finished requests
         leave and give their pages and slot back.
         """
         self._planned = False
-        progress, self._given_up = self._given_up, []
+        new, (progress, self._given_up) = tuple.__new__, (self._given_up, [])
         ended = bool(progress)
         for verdict in verdicts:
-            request = verdict.work.request
+            work, tokens, rows, finish, error, _, _ = verdict
+            request = work.request
+            if work is request.again and finish is None and len(tokens) == 1:
+                request.seen = seen = request.seen + 1
+                request.tokens.append(tokens[0])
+                if seen == request.again_until:
+                    request.again = None
+                    self.cache.advance(request)
+                progress.append(new(Progress, (request, tokens, None, None)))
+                continue
             if request.finish is not None:
                 continue  # aborted while the step ran
             request.propose(None)
-            request.seen += verdict.rows
-            for token in verdict.tokens:  # most often one: extend() would cost three times as much
+            request.seen += rows
+            for token in tokens:  # most often one: extend() would cost three times as much
                 request.tokens.append(token)
-            if verdict.error is None:
+            if error is None:
                 self.cache.advance(request)
-            if verdict.finish is not None:
-                self._end(request, verdict.finish)
+            if finish is not None:
+                self._end(request, finish)
                 ended = True
-            if verdict.tokens or verdict.finish is not None:
-                progress.append(Progress(request, verdict.tokens, verdict.finish, verdict.error))
+            else:
+                self._repeat(work)
+            if tokens or finish is not None:
+                progress.append(Progress(request, tokens, finish, error))
         if ended:
             self.running = [r for r in self.running if r.finish is None]
         return progress
+
+    def _repeat(self, work: Work) -> None:
+        """Plan the same work again while nothing about it can change (:mod:`.repeat`)."""
+        request = work.request
+        until = end_of_repeats(work, self.cache, self.limits, self.lookahead)
+        request.again, request.again_until = (work, until) if request.seen < until else (None, 0)
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> bool:
         """End a request now, wherever it is. False when it had already ended."""
@@ -293,7 +285,7 @@ class Scheduler:
         """Put a request that runs or loads back in the queue, to replay its prompt and output later."""
         self._leave(request)
         self._give_back(request)
-        request.seen = 0
+        request.seen, request.again = 0, None
         request.propose(None)
         self._gone.append(request)
         request.preemptions += 1
@@ -301,7 +293,7 @@ class Scheduler:
         insort(self.waiting, request, key=rank_of)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        request.finish = reason
+        request.finish, request.again = reason, None
         self._patience.pop(request, None)
         self._give_back(request)
         self._gone.append(request)

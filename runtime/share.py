@@ -21,7 +21,8 @@ MOST_WAITS = 32  # requests that are passed over in a plan because they wait for
 def share_of(limits: Limits, cache: Cache, running: Sequence[Request], waiting: Sequence[Request]) -> int:
     """The most rows for a prompt longer than a step. waiting: those there is a place for, in their order."""
     budget = limits.step_budget
-    if max((r.unseen for part in (running, waiting) for r in part), default=0) <= budget:
+    longest = max((r.unseen for part in (running, waiting) for r in part if r.again is None), default=0)
+    if longest <= budget:
         return budget
     unseen = [r.unseen for r in running]
     pages, coming, waits = cache.available, Coming(cache), 0

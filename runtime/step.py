@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .scheduler import Work
+from .work import Work
 
 
 class Step(NamedTuple):

@@ -222,6 +222,12 @@ class Cache:
         if (request.unseen <= 1 or loaded) and request.seen and request.seen % unit == 0:
             self.states.keep_end(request, holding, rolling=not loaded)
 
+    def unchanged_until(self, request: Request) -> int:
+        """Tokens that a decoding request may have seen before it needs a page or fills a block."""
+        holding = self._held[request]
+        fits = len(holding.pages) * self.page_size
+        return fits if self.grid is None else min(fits, (holding.blocks + 1) * self.grid.unit)
+
     def release(self, request: Request) -> None:
         """Take everything back from a request; one that holds nothing is fine. What it published stays."""
         holding = self._held.pop(request, None)

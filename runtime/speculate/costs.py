@@ -20,8 +20,8 @@ from ..cache.holding import Holding
 from ..engine_config import EngineConfig
 from ..executor import Executor
 from ..request import Request
-from ..scheduler import Work
 from ..step import build
+from ..work import Work
 from .draft import Drafter
 
 REPEATS = 5

@@ -23,8 +23,8 @@ from ..cache.pools import KdaPools, MlaPools
 if TYPE_CHECKING:
     from ..cache.cache import Holding
     from ..request import Request
-    from ..scheduler import Verdict
     from ..step import Batch
+    from ..work import Verdict
     from .speculation import Settle
 
 Pools = Sequence[KdaPools | MlaPools]

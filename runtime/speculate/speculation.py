@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..cache.cache import Holding
     from ..executor import Observe
     from ..request import Request
-    from ..scheduler import Verdict
     from ..step import Batch, Step
+    from ..work import Verdict
     from .adaptive import Adaptive
 
 log = logging.getLogger(__name__)
