@@ -22,6 +22,6 @@ def test_what_is_made_for_a_repeated_row_equals_what_its_constructor_makes():
 
 def test_work_says_by_default_that_it_leaves_no_state_behind():
     scheduler = Scheduler(Limits(), Cache(10, 3, 16))
-    scheduler.add(Request("r", [2, 2]))
+    scheduler.add(Request("r", [2, 2], SamplingParams(max_tokens=9)))
     (work,) = scheduler.plan()
     assert (work.count, work.drafts, work.samples, work.checkpoint, work.scratch) == (2, 0, True, 0, ())
