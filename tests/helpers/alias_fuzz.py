@@ -192,7 +192,7 @@ def check_compiled(one: Program, depth: str, calls: Sequence[tuple[int, int, int
     from k3compile import report
 
     torch._dynamo.reset()
-    options = {"inner": depth, "lower": {"short_conv": "meaning"}}
+    options = {"inner": depth, "lower": {"short_conv": "meaning", "short_conv_export": "meaning"}}
     fn = program(one.text)
     compiled = torch.compile(fn, backend="k3", fullgraph=True, options=options)
     for call in calls:
