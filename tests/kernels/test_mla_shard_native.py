@@ -45,7 +45,7 @@ def run(args):
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
 def test_it_is_as_close_to_float64_as_the_meaning(widths, place):
     squares = torch.zeros(2, 2, dtype=torch.float64)
-    for seed in range(40):  # so many that chance moves the ratio by a few hundredths
+    for seed in range(40 if widths[1] < 64 else 4):  # few values a draw: chance would decide the ratio
         args = shard(place=place, widths=widths, seed=seed)
         want = mla_attend_shard.meaning(*in_float64(args))
         for i, found in enumerate((run(args), mla_attend_shard.meaning(*args))):
