@@ -24,6 +24,7 @@ from k3compile.options import CompileOptions
 pytestmark = pytest.mark.usefixtures("own_reports")
 QUICK = CompileOptions(inner="aot_eager")
 SLOTS, PAGES, PAGE = 9, 40, 4
+ONE_KIND = dataclasses.replace(SMALL_LINEAR, num_hidden_layers=1, kda_layers=())
 
 
 def pools_of(model):
@@ -104,6 +105,7 @@ def test_four_graphs_for_k3_and_none_for_any_mix_after_the_warm_up(k3):
     assert same_state(k3.forward.pools, k3.own)
 
 
+@pytest.mark.slow
 def test_a_model_of_other_widths_before_it_in_the_process_changes_nothing(k3):
     """Left to itself Dynamo remembers the widths of the first model and makes those of the second dynamic."""
     wider = dataclasses.replace(SMALL, hidden_size=48, intermediate_size=64, moe_intermediate_size=64)
@@ -123,6 +125,7 @@ def test_without_the_prefix_cache_no_checkpoint_is_promised(k3):
     assert not k3.forward.exports
 
 
+@pytest.mark.slow
 def test_without_state_replay_a_kind_has_one_graph_too_and_its_ops_write_their_own_rows():
     served = serve(SMALL_LINEAR, state_replay=False)
     generator = random.Random(7)
@@ -151,6 +154,7 @@ def test_wrong_sizes_still_raise_after_compilation(k3):
         k3.forward(step._replace(spans=torch.tensor([0, 1, 1])))
 
 
+@pytest.mark.slow
 def test_a_compiled_forward_serves_while_another_one_is_compiled(k3):
     model, results = small_model(SMALL_LINEAR), []
     thread = compile_in_background(model, pools_of(model), QUICK, results.append, results.append)
@@ -205,22 +209,22 @@ def test_six_layers_of_a_kind_share_one_graph():
 
 
 def test_two_forwards_in_a_process_do_not_share_a_recompile_limit():
-    with torch._dynamo.config.patch(recompile_limit=3):
+    with torch._dynamo.config.patch(recompile_limit=1):
         for _ in range(2):
-            assert serve(SMALL_LINEAR).forward.graphs() == 3
+            assert serve(ONE_KIND).forward.graphs() == 1
 
 
-def test_any_number_of_engines_may_compile_one_after_the_other(k3):
-    step = random_step(random.Random(5))
-    with torch._dynamo.config.patch(accumulated_recompile_limit=6):  # one forward's four graphs fit
+def test_any_number_of_engines_may_compile_one_after_the_other():
+    model, step = small_model(ONE_KIND), random_step(random.Random(5))
+    with torch._dynamo.config.patch(accumulated_recompile_limit=2):  # one forward's graph fits
         for _ in range(3):
-            pools = pools_of(k3.model)
-            forward = compile_forward(k3.model, pools, CompileOptions(inner="eager"))
+            forward = compile_forward(model, pools_of(model), CompileOptions(inner="eager"))
             with torch.no_grad():
                 forward(step)
-            assert forward.graphs() == 4
+            assert forward.graphs() == 1
 
 
+@pytest.mark.slow
 def test_compiling_behind_a_forward_that_serves_disturbs_neither():
     """make_fx swaps nn.Module.__call__ process-wide while it traces; other threads run through it."""
     model = small_model(SMALL_LINEAR)
