@@ -18,7 +18,6 @@ from k3compile.options import CompileOptions
 SHORT = (1, 33, 64, 130)
 SIZES = {"num_pages": 120, "page_size": 16, "max_num_seqs": 6}  # the same pools, so the same graphs, always
 LARGE = {"num_pages": 800, "page_size": 16, "max_num_seqs": 16}
-BUDGETS = [2048, 64, 6]
 
 
 class Compiled:
@@ -48,7 +47,7 @@ def exact(checkpoint):
     return model, Compiled(model, CompileOptions(inner="aot_eager")), asked, serve_alone(model, asked, 40)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", [64, *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 2048))])
 def test_compiled_in_float64_gives_the_tokens_of_the_plain_model_alone(exact, budget):
     model, compiled, asked, alone = exact
     answers = serve(model, asked, 40, compiled, max_num_batched_tokens=budget, **SIZES)

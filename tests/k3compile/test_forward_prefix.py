@@ -4,6 +4,7 @@ What is counted are the rows that reach the model's forward and the states it is
 """
 
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -20,7 +21,6 @@ from k3compile.serving import plan
 SIZES = {"max_num_seqs": 2, "page_size": 64, "num_pages": 300, "num_checkpoints": 16, "max_model_len": 9000}
 BUDGET = {"max_num_batched_tokens": 8192, "num_drafts": 8}  # the drafts are charged seven rows
 SAID = 3
-BOTH = pytest.mark.parametrize("features", ["default", pytest.param("baseline", marks=pytest.mark.slow)])
 
 
 def text(length, seed=0):
@@ -58,10 +58,10 @@ class Lab:
     """The tiny model in float64, compiled once for the features of ``default``; ``baseline`` is not."""
 
     def __init__(self, folder):
-        self.models = {r: load_model(folder, torch.float64, state_replay=r) for r in (True, False)}
-        self.compiled = None
+        self.model = cache(lambda replay: load_model(folder, torch.float64, state_replay=replay))
+        self.compiled, self.answers = None, {}
         config = EngineConfig(max_num_batched_tokens=1024, max_num_seqs=1, max_model_len=1024)
-        self.plain = make_engine(self.models[True], config)
+        self.plain = make_engine(self.model(True), config)
 
     def serve(self, features, **config):
         """An engine with a prefix cache, and the :class:`Counted` that it calls."""
@@ -80,11 +80,15 @@ class Lab:
                 counted.append(Counted(self.compiled))
             return counted[0]
 
-        model = self.models[made.engine.state_replay]
+        model = self.model(made.engine.state_replay)
         return make_engine(model, made.engine, forward, None, Silent()), counted[0]
 
     def alone(self, prompt):
-        return ask(self.plain, prompt)[0]
+        """The answer of the plain model; a prompt that comes again has the one it had."""
+        key = tuple(prompt)
+        if key not in self.answers:
+            self.answers[key] = ask(self.plain, prompt)[0]
+        return self.answers[key]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +113,8 @@ def ask(engine, prompt, max_tokens=SAID):
     return said, told[-1]
 
 
-@BOTH
+@pytest.mark.slow
+@pytest.mark.parametrize("features", ["default", "baseline"])
 def test_a_prompt_of_8000_tokens_is_one_pass_and_one_state_and_its_next_turn_runs_what_is_new(lab, features):
     """Without the export it is cut at the state, as it used to be."""
     new = features == "default"
@@ -126,8 +131,9 @@ def test_a_prompt_of_8000_tokens_is_one_pass_and_one_state_and_its_next_turn_run
     assert sum(forward.rows) == 8000 + len(turn) - state
 
 
-@BOTH
-def test_prompts_around_a_boundary_cold_warm_extended_and_resent(lab, features):
+@pytest.mark.parametrize("features", ["default", pytest.param("baseline", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("blocks", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_prompts_around_a_boundary_cold_warm_extended_and_resent(lab, blocks, features):
     """Each answer is that of the plain model alone; warm: another prompt has left a part of it."""
     block = 128
     engine, forward = lab.serve(features, block_size=block, prefix_match_unit=block)
@@ -139,12 +145,11 @@ def test_prompts_around_a_boundary_cold_warm_extended_and_resent(lab, features):
         assert cached == expected
         assert sum(forward.rows[before:]) == len(prompt) - cached + SAID - 1
 
-    for blocks in (1, 3):
-        for off in (-1, 0, 1):
-            length = blocks * block + off
-            prompt = text(length, seed=length)
-            run(prompt, 0)
-            run(prompt, (length - 1) // block * block)
-            run([*prompt, *text(70, seed=1)], length // block * block)
-            # its first tokens are common; where the one state lies beyond them, nothing is found
-            run([*prompt[:-10], *text(30, seed=2)], (blocks - 1) * block if off < 1 else 0)
+    for off in (-1, 0, 1):
+        length = blocks * block + off
+        prompt = text(length, seed=length)
+        run(prompt, 0)
+        run(prompt, (length - 1) // block * block)
+        run([*prompt, *text(70, seed=1)], length // block * block)
+        # its first tokens are common; where the one state lies beyond them, nothing is found
+        run([*prompt[:-10], *text(30, seed=2)], (blocks - 1) * block if off < 1 else 0)

@@ -1,5 +1,8 @@
 """A model of bfloat16 matrices that computes in float32 reads them as they are, as exactly as before."""
 
+import dataclasses
+from typing import NamedTuple
+
 import pytest
 import torch
 from k3compile.kernels.native import build
@@ -7,11 +10,13 @@ from k3compile.runtime.model import Model
 from small_models import SMALL, SMALL_LINEAR, Row, make_step, small_model
 from torch._inductor.utils import fresh_cache
 
-from k3compile.forward import compile_forward
+from k3compile.forward import CompiledForward, compile_forward
 from k3compile.options import CompileOptions
+from k3compile.report import Report
 
 pytestmark = pytest.mark.usefixtures("own_reports")
-CONFIGS = pytest.mark.parametrize("config", [SMALL, SMALL_LINEAR], ids=["k3", "kimi-linear"])
+STATIC = CompileOptions(inner="aot_eager", verify="static")
+TWO_KINDS = dataclasses.replace(SMALL_LINEAR, num_hidden_layers=2, kda_layers=(0,))  # of every sort of part
 
 
 def kept_in_bfloat16(config) -> tuple[Model, Model]:
@@ -27,8 +32,22 @@ def prompt(count: int):
     return make_step([Row([(7 * i) % 90 for i in range(count)], 1, 0, list(range(1, 40)))])
 
 
-def compiled_and_eager(config, options: CompileOptions, count: int):
-    """Logits of a prompt: compiled, eager, and of the float64 model; and the reports."""
+class Compiled(NamedTuple):
+    """A compiled model with the logits of a prompt: its own, eager, and of the float64 model."""
+
+    model: Model
+    forward: CompiledForward
+    got: torch.Tensor
+    eager: torch.Tensor
+    want: torch.Tensor
+
+    @property
+    def reports(self) -> list[Report]:
+        """Of the layers, and of the head at the end."""
+        return [*self.forward.reports, *self.forward.head.reports]
+
+
+def compiled_and_eager(config, options: CompileOptions, count: int = 100) -> Compiled:
     model, exact = kept_in_bfloat16(config)
     forward = compile_forward(model, model.make_pools(4, 40, 4), options)
     step = prompt(count)
@@ -36,57 +55,71 @@ def compiled_and_eager(config, options: CompileOptions, count: int):
         got = forward.logits(forward(step)[0])
         eager = model.logits(model(step, model.make_pools(4, 40, 4))[0])
         want = exact.logits(exact(step, exact.make_pools(4, 40, 4))[0])
-    return got, eager, want, [*forward.reports, *forward.head.reports]
+    return Compiled(model, forward, got, eager, want)
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory):
+    """Kimi Linear, compiled once for this file, with its graphs checked."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("reports")
+        patch.setattr("k3compile.torch_private.cache_folder", lambda: folder)
+        return compiled_and_eager(SMALL_LINEAR, STATIC)
 
 
 def error(got, want) -> float:
     return ((got.double() - want).square().mean().sqrt() / want.square().mean().sqrt()).item()
 
 
-def check(config, options: CompileOptions, count: int = 100):
-    got, eager, want, reports = compiled_and_eager(config, options, count)
+def check(compiled: Compiled):
+    _, _, got, eager, want = compiled
     torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-4)
     assert error(got, want) <= 1.1 * error(eager, want)
-    *layers, head = reports
+    *layers, head = compiled.reports
     assert head.applied("read_bf16") == 1
     for report in layers:
         assert report.applied("read_bf16") >= 5, "every product of a layer"
         assert not report.missed("read_bf16")
 
 
-@CONFIGS
-def test_every_product_of_every_layer_reads_its_matrix_as_it_is(config):
-    check(config, CompileOptions(inner="aot_eager", verify="static"))
+def test_every_product_of_every_layer_reads_its_matrix_as_it_is(linear):
+    check(linear)
 
 
+@pytest.mark.slow
+def test_every_product_of_every_layer_of_k3_reads_its_matrix_as_it_is():
+    check(compiled_and_eager(SMALL, STATIC))
+
+
+@pytest.mark.slow
 def test_each_rewrite_keeps_the_numbers_of_the_graph_before_it():
-    check(SMALL, CompileOptions(inner="aot_eager", verify={"read_bf16": "differential"}))
+    options = CompileOptions(inner="aot_eager", verify={"read_bf16": "differential"})
+    check(compiled_and_eager(SMALL, options))
 
 
 @pytest.mark.slow
 @pytest.mark.inductor
-@CONFIGS
+@pytest.mark.parametrize("config", [SMALL, SMALL_LINEAR], ids=["k3", "kimi-linear"])
 def test_under_inductor_too(config):
     with fresh_cache():  # the other model's head is the same graph, and reports are kept by test
-        check(config, CompileOptions())
+        check(compiled_and_eager(config, CompileOptions()))
 
 
 def test_the_plain_point_knows_nothing_of_it():
-    *_, reports = compiled_and_eager(SMALL_LINEAR, CompileOptions(features="plain", inner="aot_eager"), 5)
-    assert not any(report.applied("read_bf16") for report in reports)
+    compiled = compiled_and_eager(TWO_KINDS, CompileOptions(features="plain", inner="aot_eager"), 5)
+    assert not any(report.applied("read_bf16") for report in compiled.reports)
 
 
 def test_a_head_in_the_activations_dtype_is_not_compiled():
     model = small_model(SMALL_LINEAR, torch.float32)
-    forward = compile_forward(model, model.make_pools(4, 40, 4), CompileOptions(inner="aot_eager"))
+    forward = CompiledForward(model, model.make_pools(4, 40, 4), CompileOptions(inner="aot_eager"))
     hidden = torch.randn(2, 3, SMALL_LINEAR.hidden_size)
     assert forward.head is None
     assert torch.equal(forward.logits(hidden), model.logits(hidden))
 
 
-def test_hidden_states_of_any_shape_have_logits():
-    model, _ = kept_in_bfloat16(SMALL_LINEAR)
-    forward = compile_forward(model, model.make_pools(4, 40, 4), CompileOptions(inner="aot_eager"))
+def test_hidden_states_of_any_shape_have_logits(linear):
+    model, forward, *_ = linear
     for shape in ((1,), (2, 3), (0,)):
         hidden = torch.randn(*shape, SMALL_LINEAR.hidden_size)
         torch.testing.assert_close(forward.logits(hidden), model.logits(hidden), rtol=1e-5, atol=1e-5)
@@ -96,9 +129,8 @@ def test_hidden_states_of_any_shape_have_logits():
     assert len(forward.head.reports) == 1
 
 
-def test_a_report_names_what_computes_the_products(monkeypatch):
-    *_, reports = compiled_and_eager(SMALL_LINEAR, CompileOptions(inner="aot_eager"), 5)
+def test_a_report_names_what_computes_the_products(linear):
     here = build.unavailable("linear") is None
     said = "computed by native, C++ that was compiled here" if here else "computed by its meaning"
-    for report in reports:
+    for report in linear.reports:
         assert report.choices["k3.linear_bf16"] == said
