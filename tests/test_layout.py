@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import tomllib
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -28,8 +30,32 @@ SHIPPED = "k3compile/data/"  # the trained tiny model: what its training script 
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 
+@cache
 def sources() -> list[Path]:
     return sorted(p for folder in FOLDERS.values() for p in folder.rglob("*.py"))
+
+
+class File(NamedTuple):
+    """What the tests ask of a file, read once; a whole syntax tree a file is too much to keep."""
+
+    docstring: str | None
+    imports: list[ast.Import | ast.ImportFrom]
+    functions: list[tuple[int, str, int]]  # line, name, lines
+    environment: list[int]  # lines
+
+
+@cache
+def read(path: Path) -> File:
+    tree = ast.parse(path.read_text())
+    found = File(ast.get_docstring(tree), [], [], [])
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.imports.append(node)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.functions.append((node.lineno, node.name, node.end_lineno - node.lineno + 1))
+        elif isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}:
+            found.environment.append(node.lineno)
+    return found
 
 
 def relative(path: Path) -> str:
@@ -47,16 +73,17 @@ def dotted(path: Path) -> str:
     return ".".join([package, *[p for p in parts if p != "__init__"]])
 
 
+@cache
 def imports(path: Path) -> list[tuple[str, int]]:
     """Every absolute module name the file imports, relative imports resolved, with the line."""
     base = dotted(path).split(".")
     if path.name != "__init__.py":
         base = base[:-1]
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in read(path).imports:
         if isinstance(node, ast.Import):
             found += [(a.name, node.lineno) for a in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             head = base[: len(base) - node.level + 1] if node.level else []
             module = ".".join([*head, *([node.module] if node.module else [])])
             found += [(f"{module}.{a.name}", node.lineno) for a in node.names]
@@ -83,7 +110,7 @@ def test_nobody_imports_a_folder_under_its_bare_name():
     bare = {"passes", "kernels", "runtime"}
     wrong = []
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in read(path).imports:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]
@@ -96,9 +123,7 @@ def test_the_environment_is_read_in_one_place():
     for path in sources():
         if relative(path) in READS_ENVIRONMENT:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}:
-                wrong.append(f"{relative(path)}:{node.lineno}")
+        wrong += [f"{relative(path)}:{line}" for line in read(path).environment]
     assert not wrong, f"only {sorted(READS_ENVIRONMENT)} may: {wrong}"
 
 
@@ -120,19 +145,17 @@ def test_the_planner_imports_no_torch(name):
 def test_files_and_functions_stay_small():
     wrong = []
     for path in sources():
-        text = path.read_text()
-        if len(text.splitlines()) > LINES_OF_A_FILE:
-            wrong.append(f"{relative(path)}: {len(text.splitlines())} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                length = node.end_lineno - node.lineno + 1
-                if length > LINES_OF_A_FUNCTION:
-                    wrong.append(f"{relative(path)}:{node.lineno} {node.name}: {length} lines")
+        lines = len(path.read_text().splitlines())
+        if lines > LINES_OF_A_FILE:
+            wrong.append(f"{relative(path)}: {lines} lines")
+        for line, name, length in read(path).functions:
+            if length > LINES_OF_A_FUNCTION:
+                wrong.append(f"{relative(path)}:{line} {name}: {length} lines")
     assert not wrong, "\n".join(wrong)
 
 
 def test_every_module_says_what_it_is():
-    wrong = [relative(p) for p in sources() if not ast.get_docstring(ast.parse(p.read_text()))]
+    wrong = [relative(p) for p in sources() if not read(p).docstring]
     assert not wrong
 
 
