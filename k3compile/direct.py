@@ -12,7 +12,6 @@ tensors are looked up in each call, so they may be replaced by others of the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .kernels.native import alone
+from .replay import Replays
 
 FEW_ROWS = 8  # up to which loops between our kernels are shorter than it takes to start threads
 ARGUMENTS = "self, p, blocks, pools, step"  # of DecoderLayer.forward
@@ -28,9 +28,10 @@ Inputs = Callable[..., tuple]
 
 
 class Direct:
-    """Which graph each layer runs, once it ran through Dynamo."""
+    """Which graph each layer runs, once it ran through Dynamo. replay: whether few rows are recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, replay: bool = True) -> None:
+        self.replays = Replays() if replay else None
         self._ran: tuple[Graph, Inputs] | None = None
         self._bound: WeakKeyDictionary[nn.Module, tuple[Any, Hashable, Graph, Inputs]]
         self._bound = WeakKeyDictionary()
@@ -57,12 +58,18 @@ class Direct:
         known = self._bound.get(layer)
         if known is not None and known[0] is pools and known[1] == look:
             _, _, graph, inputs = known
-            with alone if p.shape[0] <= FEW_ROWS else nullcontext():
+            if p.shape[0] > FEW_ROWS:
                 return graph(*inputs(layer, p, blocks, pools, step))[0]
+            with alone:
+                if self.replays is None:
+                    return graph(*inputs(layer, p, blocks, pools, step))[0]
+                return self.replays.call(graph, inputs, layer, p, blocks, pools, step)
         self._ran = None
         result = forward(layer, p, blocks, pools, step)
         if self._ran is not None:
             self._bound[layer] = (pools, look, *self._ran)
+            if self.replays is not None:
+                self.replays.forget(layer)
         return result
 
     def _look(self, p: Tensor, blocks: Tensor, step: Any) -> Hashable:

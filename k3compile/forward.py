@@ -62,7 +62,7 @@ class LayerCompiler:
             probe_processor()
         self.options, self.max_requests = options, max_requests
         self.reports: list[Report] = []  # one a graph, in the order of compilation
-        self._direct = Direct() if function is DecoderLayer.forward else None
+        self._direct = Direct(options.replay) if function is DecoderLayer.forward else None
         self._forward = torch.compile(
             own_copy(function),
             backend=self._backend,

@@ -36,7 +36,8 @@ class CompileOptions:
     it. require: {pass: applied sites}, for each graph that has sites of that pass, or the compile raises.
     disable: passes not to run. range_source: how an index may be known to be a range; ``check`` is
     ``prove+annotate`` with every annotated index compared with its values at each call (slow: it waits for
-    the device). report: file that receives the reports as well. inductor: Inductor's own options.
+    the device). report: file that receives the reports as well. inductor: Inductor's own options. replay:
+    whether a compiled model's layers run steps of few rows on a CPU as recorded calls (replay.py).
     """
 
     features: str | tuple[str, ...] = "default"
@@ -49,6 +50,7 @@ class CompileOptions:
     range_source: Literal["prove", "prove+annotate", "check"] = "prove+annotate"
     report: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
+    replay: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.features, list):
@@ -67,7 +69,7 @@ class CompileOptions:
 
     def canonical(self) -> dict[str, Any]:
         """What changes the compiled code, as plain data; Inductor keys its own options itself."""
-        data = {k: v for k, v in asdict(self).items() if k not in ("report", "inductor")}
+        data = {k: v for k, v in asdict(self).items() if k not in ("report", "inductor", "replay")}
         return data | {"features": sorted(expand(self.features)), "plain": self.plain}
 
 
@@ -196,6 +198,12 @@ def check_names(options: CompileOptions) -> str | None:
     return f"require wants at least 1 applied site for a pass, got {counts}" if counts else None
 
 
+def check_replay(options: CompileOptions) -> str | None:
+    if isinstance(options.replay, bool):
+        return None
+    return f"replay is {options.replay!r}; allowed: True, False"
+
+
 def check_verify(options: CompileOptions) -> str | None:
     """One level for all passes, or {pass: level}; ``lower`` counts as a pass here."""
     if not isinstance(options.verify, Mapping):
@@ -233,4 +241,5 @@ CHECKS = (
     check_names,
     one_of("range_source", "prove", "prove+annotate", "check"),
     check_inductor,
+    check_replay,
 )

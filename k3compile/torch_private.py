@@ -28,6 +28,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 _probes: list[threading.Thread] = []
+_replaced = threading.RLock()
 READ_IN = (2, 13)  # the torch version these names and their meaning were checked in
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "function_compiled",
     "generated_code",
     "guards_of",
+    "instead_of_generated_code",
     "min_cut_partition",
     "on_real_tensors",
     "probe_processor",
@@ -286,6 +288,29 @@ def generated_code() -> Iterator[list[str]]:
         yield found
     finally:
         GraphLowering.save_output_code = kept
+
+
+@contextmanager
+def instead_of_generated_code(run: Callable[[Callable[..., Any], list[Any]], Any]) -> Iterator[None]:
+    """Inside, on this thread, ``run(code, args)`` is called wherever a compiled graph would run the Python
+    that Inductor generated, ``code(args)``. Others wait to do the same, and run theirs meanwhile.
+    """
+    from torch._inductor.output_code import CompiledFxGraph
+
+    me = threading.get_ident()
+
+    def call(self: CompiledFxGraph, inputs: list[Any]) -> Any:
+        if threading.get_ident() != me:
+            return kept(self, inputs)
+        return run(self.current_callable, inputs)
+
+    with _replaced:
+        kept = CompiledFxGraph.__call__
+        CompiledFxGraph.__call__ = call
+        try:
+            yield
+        finally:
+            CompiledFxGraph.__call__ = kept
 
 
 def min_cut_partition(*args: Any, **kwargs: Any) -> Any:

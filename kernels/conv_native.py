@@ -7,8 +7,6 @@ short_conv_verify        windows are read, raw rows are recorded
 
 from __future__ import annotations
 
-from array import array
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from .conv_export import short_conv_export
 from .conv_verify_states import leave_windows, short_conv_verify_states
 from .exports import exports_of
 from .kda_verify import rows_that_fit
-from .native import address, best_isa, entry, left_to_meaning, longs, threads, unavailable
+from .native import address, best_isa, entry, left_to_meaning, longs, numbers, threads, unavailable
 
 NOTE = "C++ that was compiled here"
 
@@ -53,7 +51,7 @@ def convolve(
         return y.zero_() if tokens else y
     slots, cu = longs(slots), longs(cu)
     leaves = [n for r in range(rows) for n in exports.get(r, (0, 0))] if exports else []
-    left = array("q", leaves)
+    left = numbers(leaves)
     kept = (0, 0) if records is None else records.stride()[:2]
     entry("conv", "k3_conv", "20q", isa)(
         x.data_ptr(),
@@ -78,7 +76,7 @@ def convolve(
     return y
 
 
-@short_conv.impl("native", objection=objection, note=NOTE)
+@short_conv.impl("native", objection=objection, note=NOTE, by_address=True)
 def conv_native(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor) -> Tensor:
     """As the meaning."""
     if left_to_meaning("conv"):
@@ -86,7 +84,7 @@ def conv_native(x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Te
     return convolve(x, weight, window, slots, cu, moves=True)
 
 
-@short_conv_export.impl("native", objection=objection, note=NOTE)
+@short_conv_export.impl("native", objection=objection, note=NOTE, by_address=True)
 def export_native(
     x: Tensor,
     weight: Tensor,
@@ -105,7 +103,7 @@ def export_native(
     return convolve(x, weight, window, slots, cu, moves=True, exports=exports)
 
 
-@short_conv_verify.impl("native", objection=objection, note=NOTE)
+@short_conv_verify.impl("native", objection=objection, note=NOTE, by_address=True)
 def verify_native(
     x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor, rec_x: Tensor
 ) -> Tensor:
@@ -117,7 +115,7 @@ def verify_native(
     return convolve(x, weight, window, slots, cu, moves=False, records=rec_x)
 
 
-@short_conv_verify_states.impl("native", objection=objection, note=NOTE)
+@short_conv_verify_states.impl("native", objection=objection, note=NOTE, by_address=True)
 def verify_states_native(
     x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor, scratch: Tensor
 ) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .kda_chunk import Inputs
-from .native import best_isa, library, threads, unavailable
+from .native import best_isa, library, threads, unavailable, unwritten
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 
@@ -69,6 +69,7 @@ def whole_rows(
     strides = [n for x in (*ready, target) for n in x.stride()[:2]]
     strides += [n for x in (state, *into) for n in x.stride()[:3]] + [0, 0, 0] * (3 - len(into))
     rows = sorted(rows, key=lambda row: -row.count)  # the last to be handed out are the shortest
+    unwritten()
     function(isa)(
         (POINTER * 10)(*data),
         (INT * 24)(*strides),

@@ -8,7 +8,7 @@ import functools
 from torch import Tensor
 
 from .kda_chunk import Inputs
-from .native import library, threads
+from .native import library, threads, unwritten
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 
@@ -39,6 +39,7 @@ def leave_states(
     k, g = (x if x.stride(2) == 1 else x.contiguous() for x in (inputs.k, inputs.g))
     rows, most = len(into), max(map(len, into))
     lists = [*homes, *begins, *map(len, into), *(n for line in into for n in line + [0] * (most - len(line)))]
+    unwritten()
     functions(isa)[0](
         (POINTER * 4)(*(x.data_ptr() for x in (k, g, state, u))),
         (INT * 10)(*k.stride()[:2], *g.stride()[:2], *state.stride()[:3], *u.stride()[:3]),
@@ -65,6 +66,7 @@ def commit_states(
     first = sum(slot != into for slot, _, into in moves)
     strides = [pool.stride(0) for pool in pools] + [n for pool in pools for n in pool.stride()[1:4]]
     layers, _, heads, values, keys = state.shape
+    unwritten()
     functions(isa)[1](
         (POINTER * 4)(*(pool.data_ptr() for pool in pools)),
         (INT * 16)(*strides),

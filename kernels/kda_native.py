@@ -8,7 +8,6 @@ Where longer rows would gain nothing they go on as in the meaning, kda.forward, 
 
 from __future__ import annotations
 
-from array import array
 from itertools import pairwise
 
 import torch
@@ -19,7 +18,7 @@ from .kda import Step, forward, kda_prefill, kda_prefill_into, one_step
 from .kda_chunk import Inputs
 from .kda_chunk_native import Row, cannot, whole_rows
 from .kda_export import forward_export, kda_prefill_export, kda_prefill_export_into
-from .native import entry, threads, unavailable, warn_once
+from .native import entry, numbers, threads, unavailable, warn_once
 
 NARROWEST = 8  # key channels: with fewer the error is above 1.1 times the meaning's
 NOTE = "C++ that was compiled here"
@@ -58,7 +57,7 @@ def step(
     for x in (*ready, target):
         parts += (0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:2])
     heads, values, keys = state.shape[1:]
-    places, rows = array("q", slots), array("q", tokens)
+    places, rows = numbers(slots), numbers(tokens)
     entry("kda", "k3_kda_step", "30q", isa)(
         *parts,
         state.data_ptr(),
@@ -143,7 +142,7 @@ def fresh(v: Tensor, cu: Tensor) -> Tensor:
     return out
 
 
-@kda_prefill.impl("native", objection=objection, note=NOTE)
+@kda_prefill.impl("native", objection=objection, note=NOTE, by_address=True)
 def prefill_native(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, slots: Tensor, cu: Tensor
 ) -> Tensor:
@@ -153,7 +152,7 @@ def prefill_native(
     return out
 
 
-@kda_prefill_into.impl("native", objection=objection, note=NOTE)
+@kda_prefill_into.impl("native", objection=objection, note=NOTE, by_address=True)
 def prefill_into_native(
     q: Tensor,
     k: Tensor,
@@ -170,7 +169,7 @@ def prefill_into_native(
     prefill(Inputs(q, k, v, g, beta), state, slots, cu, out, start)
 
 
-@kda_prefill_export.impl("native", objection=objection, note=NOTE)
+@kda_prefill_export.impl("native", objection=objection, note=NOTE, by_address=True)
 def prefill_export_native(
     q: Tensor,
     k: Tensor,
@@ -189,7 +188,7 @@ def prefill_export_native(
     return out
 
 
-@kda_prefill_export_into.impl("native", objection=objection, note=NOTE)
+@kda_prefill_export_into.impl("native", objection=objection, note=NOTE, by_address=True)
 def prefill_export_into_native(
     q: Tensor,
     k: Tensor,

@@ -47,7 +47,7 @@ def verify(
     whole_rows(inputs, state, found, out, start, records)
 
 
-@kda_verify.impl("native", objection=objection, note=NOTE)
+@kda_verify.impl("native", objection=objection, note=NOTE, by_address=True)
 def verify_native(
     q: Tensor,
     k: Tensor,
@@ -69,7 +69,7 @@ def verify_native(
     return out
 
 
-@kda_verify_into.impl("native", objection=objection, note=NOTE)
+@kda_verify_into.impl("native", objection=objection, note=NOTE, by_address=True)
 def verify_into_native(
     q: Tensor,
     k: Tensor,
@@ -109,7 +109,7 @@ def verify_states(
     leave_states(inputs, u, state, homes, begins, into)
 
 
-@kda_verify_states.impl("native", objection=objection, note=NOTE)
+@kda_verify_states.impl("native", objection=objection, note=NOTE, by_address=True)
 def verify_states_native(
     q: Tensor,
     k: Tensor,
@@ -129,7 +129,7 @@ def verify_states_native(
     return out
 
 
-@kda_verify_states_into.impl("native", objection=objection, note=NOTE)
+@kda_verify_states_into.impl("native", objection=objection, note=NOTE, by_address=True)
 def verify_states_into_native(
     q: Tensor,
     k: Tensor,

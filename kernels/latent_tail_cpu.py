@@ -30,7 +30,7 @@ def objection(rows, w, idx, norm_w, up_w, shared_partial, eps, group) -> str | N
     return None
 
 
-@latent_tail.impl("cpu", objection=objection)
+@latent_tail.impl("cpu", objection=objection, by_address=True)
 def latent_tail_cpu(
     rows: Tensor,
     w: Tensor,

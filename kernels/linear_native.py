@@ -33,7 +33,7 @@ def kernel_here() -> Call | None:
     return function(None)
 
 
-@linear_bf16.impl("native", objection=objection, note="C++ that was compiled here")
+@linear_bf16.impl("native", objection=objection, note="C++ that was compiled here", by_address=True)
 def linear_native(x: Tensor, w: Tensor) -> Tensor:
     """As the meaning; code that was compiled elsewhere and cached may find no kernel here, and warns once."""
     kernel = kernel_here()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .native import best_isa, library, threads, unavailable
+from .native import best_isa, library, threads, unavailable, unwritten
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 FEW = 16  # queries of a piece
@@ -98,6 +98,7 @@ def attend_few(
     sizes += [0 if kv_b is None else kv_b.stride(0), *pages.stride()[:2], pages.shape[1], table.shape[1]]
     sizes += [kv_b is not None and kv_b.dtype == torch.bfloat16, 0 if lse is None else lse.stride(0)]
     sizes += [0 if own is None else own.stride(0)]
+    unwritten()
     function(isa)(
         (POINTER * 6)(*(None if x is None else x.data_ptr() for x in (q, out, kv_b, pages, own, lse))),
         (INT * 18)(*sizes),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .mla import Row, widths
-from .native import library, threads, unavailable
+from .native import library, threads, unavailable, unwritten
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 TURNING = 2  # tokens of context that cost to expand what it costs to turn kv_b
@@ -63,6 +63,7 @@ def attend_many(
         table.shape[1],
         kv_b.dtype == torch.bfloat16,
     ]
+    unwritten()
     function(isa)(
         (POINTER * 4)(*(x.data_ptr() for x in (q, out, kv_b, pages))),
         (INT * 16)(*sizes),

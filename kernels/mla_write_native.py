@@ -19,7 +19,7 @@ def objection(latent, pages, table, seen, cu) -> str | None:
     return unavailable("mla_write")
 
 
-@mla_write.impl("native", objection=objection, note="C++ that was compiled here")
+@mla_write.impl("native", objection=objection, note="C++ that was compiled here", by_address=True)
 def write_native(latent: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Tensor) -> None:
     """As the meaning, bit for bit."""
     if left_to_meaning("mla_write"):

@@ -32,7 +32,7 @@ def scratch_of(isa: str | None) -> Callable[..., int]:
     return functools.lru_cache(maxsize=256)(function)
 
 
-@experts_unfinalized.impl("native", objection=objection, note="C++ that was compiled here")
+@experts_unfinalized.impl("native", objection=objection, note="C++ that was compiled here", by_address=True)
 def experts_native(
     z: Tensor,
     ids: Tensor,

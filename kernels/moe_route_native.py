@@ -22,7 +22,7 @@ def objection(x, gate_w, bias, top_k, scale, renormalize) -> str | None:
     return "vectors of four lanes gain nothing" if best_isa() == "portable" else unavailable("route")
 
 
-@route.impl("native", objection=objection, note="C++ that was compiled here")
+@route.impl("native", objection=objection, note="C++ that was compiled here", by_address=True)
 def route_native(
     x: Tensor, gate_w: Tensor, bias: Tensor, top_k: int, scale: float, renormalize: bool
 ) -> tuple[Tensor, Tensor]:

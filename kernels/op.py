@@ -46,7 +46,8 @@ class Tolerance:
 class Implementation:
     """One way to compute an op. ``objection(*args)`` says why it cannot, or returns None. note: what else a
     report should say where it is chosen. tolerance: its own, where that is not the op's; such a one computes
-    something coarser, and is chosen only where a user names it.
+    something coarser, and is chosen only where a user names it. by_address: it calls nothing but torch and
+    native.entry, so that its calls can be written down and made again.
     """
 
     provider: str
@@ -54,6 +55,7 @@ class Implementation:
     objection: Callable[..., str | None]
     note: str = ""
     tolerance: Tolerance | None = None
+    by_address: bool = False
 
     @property
     def asked_for(self) -> bool:
@@ -108,6 +110,7 @@ class Op:
         objection: Callable[..., str | None] = lambda *args: None,
         note: str = "",
         tolerance: Tolerance | None = None,
+        by_address: bool = False,
     ):
         """Register another implementation; lowering picks it where ``objection`` returns None, and one with a
         tolerance of its own where the user names it.
@@ -123,7 +126,9 @@ class Op:
             LIBRARY.define(overload + signature, tags=[torch.Tag.pt2_compliant_tag])
             LIBRARY.impl(overload, unseen_by_dynamo(fn), "CompositeExplicitAutograd")
             torch.library.register_fake(f"{NAMESPACE}::{overload}", self.fake_form, lib=LIBRARY)
-            self.implementations[provider] = Implementation(provider, fn, objection, note, tolerance)
+            self.implementations[provider] = Implementation(
+                provider, fn, objection, note, tolerance, by_address
+            )
             return fn
 
         return register

@@ -1,7 +1,7 @@
 """Kernels in C++ for the CPU, compiled where they run: source and instruction set -> a shared library."""
 
 from .build import ISAS, CannotBuild, best_isa, left_to_meaning, library, unavailable, warn_once
-from .call import Call, address, entry, longs
+from .call import Call, address, entry, longs, numbers, unwritten, written_down
 from .threads import alone, threads
 
 __all__ = [
@@ -15,7 +15,10 @@ __all__ = [
     "left_to_meaning",
     "library",
     "longs",
+    "numbers",
     "threads",
     "unavailable",
+    "unwritten",
     "warn_once",
+    "written_down",
 ]

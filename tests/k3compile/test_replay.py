@@ -1,0 +1,291 @@
+"""Layers at few rows as recorded calls: the bits of the graph, whatever changes between steps."""
+
+import copy
+import dataclasses
+import operator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from k3compile.kernels.native import threads
+from k3compile.runtime.step import Step
+from small_models import SMALL, Row, make_step, small_model
+from torch import Tensor, nn
+
+from k3compile import recording
+from k3compile.forward import compile_forward
+from k3compile.options import CompileOptions
+from k3compile.replay import KEPT, Replays
+
+# ---- without a compiler: "generated code" of our own, as a graph would run it ----
+
+
+def cpp_scale(x: Tensor, factor: Tensor, out: Tensor) -> None:
+    """Stands for a kernel: in place, past the dispatcher."""
+    out.detach().numpy()[...] = x.detach().numpy() * factor.detach().numpy()
+
+
+empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
+
+
+def call(args):
+    """Generated code: (weight * p + sum(seen)) after the spans were read, and the pool moved on."""
+    p, weight, pool, seen, spans = args
+    args.clear()
+    if spans[0].item() + spans[1].item() < 0:
+        raise RuntimeError("negative")
+    out = empty_strided_cpu(tuple(p.shape), p.stride(), p.dtype)
+    cpp_scale(p, weight, out)
+    pool.add_(out.sum(0))
+    return (torch.add(out, seen.sum()),)
+
+
+def reading(args):
+    """The same, with a look at what is no part of a key."""
+    return (args[0] * args[3][0].item(),)
+
+
+class Fake:
+    """A layer of one weight, its pool, and a graph that runs ``code`` as Inductor's would be."""
+
+    def __init__(self, monkeypatch, code=call):
+        self.layer, self.pool, self.code, self.instead = (
+            nn.Linear(3, 1, bias=False),
+            torch.zeros(3),
+            code,
+            None,
+        )
+        self.replays, self.runs = Replays(), 0
+
+        @contextmanager
+        def instead(run):
+            self.instead = run
+            yield
+            self.instead = None
+
+        monkeypatch.setattr(recording, "instead_of_generated_code", instead)
+
+    def graph(self, *args):
+        self.runs += 1
+        return self.instead(self.code, list(args)) if self.instead else self.code(list(args))
+
+    def inputs(self, layer, p, blocks, pools, step):
+        return p, layer.weight, pools, step.seen, step.spans
+
+    @torch.no_grad()
+    def __call__(self, p, step):
+        return self.replays.call(
+            self.graph, self.inputs, self.layer, p, p.new_zeros(0, 1, 3), self.pool, step
+        )
+
+    @torch.no_grad()
+    def want(self, p, step):
+        pool = self.pool.clone()
+        return self.code([*self.inputs(self.layer, p, None, pool, step)])[0], pool
+
+
+def step(seen=5, slot=1, tokens=(7,)) -> Step:
+    return make_step([Row(list(tokens), slot, seen, [1, 2])])
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return Fake(monkeypatch)
+
+
+def same(fake, p, at):
+    want, pool = fake.want(p, at)
+    assert torch.equal(fake(p, at), want)
+    assert torch.equal(fake.pool, pool)
+
+
+def test_the_third_pass_is_a_replay_and_lengths_may_differ(fake):
+    for seen in (5, 6, 9, 100):
+        same(fake, torch.randn(1, 3), step(seen))
+    assert (fake.runs, fake.replays.recorded, fake.replays.replayed) == (2, 1, 2)
+
+
+def test_what_decides_on_the_host_is_another_recording(fake):
+    for at in (step(), step(slot=2), step(tokens=(1, 2)), step()._replace(pages=torch.ones(1, 3))):
+        for _ in range(3):
+            same(fake, torch.randn(at.tokens.shape[0], 3), at)
+    assert (fake.replays.recorded, fake.replays.replayed) == (4, 4)
+
+
+def test_a_result_is_not_touched_by_the_next(fake):
+    results = [fake(torch.full((1, 3), float(i)), step()) for i in range(4)]
+    kept = copy.deepcopy(results)
+    fake(torch.randn(1, 3), step())
+    assert all(map(torch.equal, results, kept))
+
+
+def test_a_changed_weight_counts_and_a_replaced_one_is_recorded_anew(fake):
+    for _ in range(3):
+        same(fake, torch.randn(1, 3), step())
+    with torch.no_grad():
+        fake.layer.weight.mul_(3)
+    same(fake, torch.randn(1, 3), step())
+    assert fake.replays.replayed == 2
+    fake.layer.weight.data = torch.randn(1, 3)
+    same(fake, torch.randn(1, 3), step())
+    fake.layer.weight = nn.Parameter(torch.randn(1, 3))
+    same(fake, torch.randn(1, 3), step())
+    assert (fake.replays.recorded, fake.replays.replayed) == (3, 2)
+
+
+def test_another_pool_is_recorded_anew(fake):
+    for _ in range(3):
+        same(fake, torch.randn(1, 3), step())
+    first, fake.pool = fake.pool, torch.zeros(3)
+    before = first.clone()
+    same(fake, torch.randn(1, 3), step())
+    assert torch.equal(first, before)
+
+
+def test_few_recordings_are_kept(fake):
+    for slot in (*range(1, KEPT + 3), 1):
+        for _ in range(3):
+            same(fake, torch.randn(1, 3), step(slot=slot))
+    (known,) = fake.replays._of.values()
+    assert len(known) == KEPT
+    assert len(fake.replays._stills) == KEPT
+
+
+def test_with_gradients_the_graph_runs(fake):
+    p = torch.randn(1, 3)
+    for _ in range(3):
+        fake.replays.call(fake.graph, fake.inputs, fake.layer, p, p.new_zeros(0, 1, 3), fake.pool, step())
+    assert fake.runs == 3
+
+
+def test_code_that_reads_lengths_is_refused_said_once_and_right(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    fake = Fake(monkeypatch, reading)
+    for seen in (5, 6, 7, 8):
+        same(fake, torch.randn(1, 3), step(seen))
+    assert (fake.runs, fake.replays.recorded, sum(fake.replays.refused.values())) == (4, 0, 1)
+    assert caplog.text.count("the host reads numbers that may differ in another step") == 1
+
+
+def test_an_unknown_name_in_generated_code_is_refused(monkeypatch):
+    def strange(args):
+        return (operator.neg(args[0]),)
+
+    fake = Fake(monkeypatch, strange)
+    for _ in range(4):
+        same(fake, torch.randn(1, 3), step())
+    assert dict(fake.replays.refused) == {"generated code calls operator": 1}
+
+
+def test_a_forgotten_layer_is_looked_at_again(monkeypatch):
+    fake = Fake(monkeypatch, reading)
+    for _ in range(3):
+        same(fake, torch.randn(1, 3), step())
+    fake.code = call
+    fake.replays.forget(fake.layer)
+    for _ in range(3):
+        same(fake, torch.randn(1, 3), step())
+    assert (fake.replays.recorded, fake.replays.replayed) == (1, 1)
+
+
+# ---- with Inductor ----
+
+MODEL = dataclasses.replace(SMALL, num_hidden_layers=5, kda_layers=(0, 1, 2, 4), attn_res_block_size=2)
+PAGE = 4
+
+
+class Compiled:
+    """One model, two sets of pools; the same steps with replays and without."""
+
+    def __init__(self):
+        self.model = small_model(MODEL, torch.float32, resident=torch.bfloat16)
+        self.forward = compile_forward(self.model, self.pools(), CompileOptions())
+
+    def pools(self):
+        return self.model.make_pools(6, 30, PAGE, max_drafts=3)
+
+    def run(self, steps, replay):
+        """Hidden states of each step, and the pools at the end."""
+        self.forward.pools = self.pools()
+        self.forward.layer._direct.replays = self.replays = Replays() if replay else None
+        hidden = [self.forward(s)[0].clone() for s in steps]
+        return hidden, [t for pool in self.forward.pools for t in pool]
+
+    def same(self, steps) -> Replays:
+        (got, pools), replays = self.run(steps, True), self.replays
+        want, kept = self.run(steps, False)
+        for i, (a, b) in enumerate(zip(got, want, strict=True)):
+            assert torch.equal(a, b), f"step {i}"
+        assert all(map(torch.equal, pools, kept))
+        assert not replays.refused
+        return replays
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return Compiled()
+
+
+def decoding(slots, first, count):
+    """Prompts of different lengths, then ``count`` steps of one token each."""
+    pages = {slot: list(range(7 * i + 1, 7 * i + 8)) for i, slot in enumerate(slots)}
+    lengths = {slot: first + i for i, slot in enumerate(slots)}
+    steps = [make_step([Row(list(range(3, 3 + lengths[s])), s, 0, pages[s]) for s in slots])]
+    for n in range(count):
+        steps.append(make_step([Row([n + 5], s, lengths[s] + n, pages[s]) for s in slots]))
+    return steps
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_decoding_has_the_bits_of_the_graphs(compiled):
+    replays = compiled.same(decoding([1], 9, 12))
+    assert replays.replayed == 10 * len(compiled.model.layers)
+    replays = compiled.same(decoding([2, 4, 1], 9, 8))
+    assert replays.replayed == 6 * len(compiled.model.layers)
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_company_that_changes(compiled):
+    alone, three = decoding([1], 9, 8), decoding([1, 2, 3], 9, 8)
+    steps = [three[0], *(s for pair in zip(three[1:5], alone[1:5]) for s in pair), *three[5:]]
+    assert compiled.same(steps).replayed > 0
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_verified_drafts_and_short_chunks(compiled):
+    pages = list(range(1, 8))
+    steps = [make_step([Row([1, 2, 3, 4, 5], 1, 0, pages)])]
+    for n in range(5):
+        verify = Row([7, 8, 9], 1, 5, pages, verify=True)
+        chunk = Row([n + 1, n + 2], 2, 2 * n, list(range(8, 15)))
+        steps += [make_step([verify]), make_step([verify, chunk])]
+    assert compiled.same(steps).replayed > 0
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_threads_are_part_of_a_key(compiled):
+    before = torch.get_num_threads()
+    steps = decoding([1], 9, 9)
+    try:
+        compiled.run(steps, True)
+        assert compiled.replays.recorded == len(compiled.model.layers)
+        torch.set_num_threads(before + 1)
+        assert threads() == before + 1
+        for s in steps[1:4]:
+            compiled.forward(s)
+        assert compiled.replays.recorded == 2 * len(compiled.model.layers)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_it_can_be_switched_off(compiled):
+    assert CompileOptions(replay=False) != CompileOptions()
+    assert CompileOptions(replay=False).canonical() == CompileOptions().canonical()
+    with pytest.raises(ValueError, match="replay is 3; allowed: True, False"):
+        CompileOptions(replay=3)
