@@ -80,6 +80,7 @@ def test_the_rounding_of_experts_is_that_of_the_packer_bit_for_bit():
     assert torch.equal(found.view(torch.int32), unpack(*pack(w), torch.float32).view(torch.int32))
 
 
+@pytest.mark.slow
 def test_a_step_learns_what_it_is_shown(tokenizer):
     config, master = tiny(), initial(tiny(), 0)
     optimiser, rows = Optimiser(master), batch(tokenizer, "short", 4, 64, random.Random(0), 4)

@@ -244,6 +244,7 @@ def test_no_prompt_is_no_work(llm):
     assert llm.generate([]) == []
 
 
+@pytest.mark.slow
 def test_compiled_it_answers_the_same(path, llm):
     compiled = LLM(path, options={"inner": "aot_eager"}, dtype="float64", max_model_len=512, max_num_seqs=3)
     prompts = ["Once upon a time", "Hello"]

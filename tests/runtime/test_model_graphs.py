@@ -60,7 +60,7 @@ def random_rows(random_state: random.Random, seen: dict[int, int], pages: dict[i
     ("config", "kinds", "replay"),
     [
         (SMALL, 4, True),
-        (SMALL_LINEAR, 3, True),
+        pytest.param(SMALL_LINEAR, 3, True, marks=pytest.mark.slow),
         pytest.param(SMALL_LINEAR, 3, False, marks=pytest.mark.slow),
     ],
     ids=["k3", "kimi-linear", "states"],
@@ -110,6 +110,7 @@ def target_name(node: torch.fx.Node) -> str:
     return name.removesuffix(".default").split(".")[-1]
 
 
+@pytest.mark.slow
 def test_the_whole_model_traces_into_one_graph_as_well():
     config = replace(SMALL, num_hidden_layers=5, kda_layers=(0, 1, 2, 4), attn_res_block_size=2)
     model, backend = small_model(config), Counting("aot_eager")
@@ -123,6 +124,7 @@ def test_the_whole_model_traces_into_one_graph_as_well():
             assert (hidden - expected).abs().max() <= 1e-12 * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_leaving_out_one_source_costs_graphs():
     model, backend = small_model(SMALL_LINEAR), Counting()
     pools = model.make_pools(4, 9, 8, max_drafts=3)

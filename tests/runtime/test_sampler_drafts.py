@@ -227,13 +227,18 @@ def doubt(rule: str, was_drawn: bool, shape: str) -> float:
     return fit(sequences(Sampler(EOS, rule), propose, **SHAPES[shape]), expected)
 
 
-@pytest.mark.parametrize("shape", sorted(SHAPES))
+SLOW = [pytest.param(shape, marks=pytest.mark.slow) for shape in sorted(SHAPES) if shape != "shaped"]
+
+
+@pytest.mark.parametrize("shape", ["shaped", *SLOW])
 @pytest.mark.parametrize(("rule", "was_drawn"), KINDS)
 def test_answers_come_as_often_as_without_drafts(rule, was_drawn, shape):
     assert doubt(rule, was_drawn, shape) > 1e-3
 
 
-@pytest.mark.parametrize(("rule", "was_drawn"), KINDS[:3])
+@pytest.mark.parametrize(
+    ("rule", "was_drawn"), [KINDS[1], *(pytest.param(*KINDS[i], marks=pytest.mark.slow) for i in (0, 2))]
+)
 def test_the_count_of_answers_finds_a_biased_verifier(rule, was_drawn, monkeypatch):
     forget_the_residual(monkeypatch)
     assert doubt(rule, was_drawn, "shaped") < 1e-6

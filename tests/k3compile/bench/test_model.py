@@ -6,6 +6,7 @@ from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.runtime.model import DecoderLayer
 from k3compile.runtime.weights import load_model
 
+from k3compile.bench.limits import measure
 from k3compile.bench.model import MODES, Passes, bench, bench_one, host_by_kind, matmul_flops, touched_bytes
 
 
@@ -54,7 +55,8 @@ def test_an_unknown_mode_is_refused_with_the_known_ones():
         bench(["tiny"], modes=["fast"])
 
 
-def test_matrices_are_kept_as_asked():
+def test_matrices_are_kept_as_asked(monkeypatch):
+    monkeypatch.setattr("k3compile.bench.model.measure", lambda side: measure(side=64))  # a second, not ten
     with pytest.raises(ValueError, match="resident is 'int8' and must be one of float32, bfloat16"):
         bench(["tiny"], resident="int8")
     sizes = {

@@ -84,6 +84,7 @@ def test_a_request_that_fails_is_no_wrong_answer(tokenizer):
         answers(Failing(lambda prompt: [1]), tokenizer, generate("sum", 1))
 
 
+@pytest.mark.slow
 def test_random_weights_know_nothing_and_are_served_to_the_end(folder, tokenizer):
     llm = LLM(folder, compile=False, max_num_seqs=2)
     assert accuracy(llm, names=("sum", "facts"), count=3) == {"sum": 0.0, "facts": 0.0}

@@ -81,6 +81,7 @@ def test_a_set_of_features_changes_no_answer_cold_or_after_a_hit(known, name):
     llm.engine.stop()
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_after_a_hit_and_after_a_round_trip_through_the_host(known):
     llm = served(frozenset({"prefix_cache", "offload"}))
     same(llm, known)

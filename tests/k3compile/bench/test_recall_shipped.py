@@ -32,6 +32,7 @@ def test_at_least_99_in_100_problems_of_each_task_are_answered_right():
     assert min(shares.values()) >= 0.99, shares
 
 
+@pytest.mark.slow
 def test_a_chat_with_the_settings_of_k3_chat_gets_a_sensible_answer():
     llm = LLM(SHIPPED, compile=False, max_num_seqs=4)
     asked = ["What is 37+45?", "What is the capital of Norway?", "Hello!"]

@@ -63,6 +63,7 @@ def test_bench_speculate_and_prefix_refuse_counts_below_one(tmp_path):
         CliRunner().invoke(app, ["prefix", "--turns", "0"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_bench_recall_prints_a_share_for_each_task(tmp_path):
     make_checkpoint(tmp_path / "tiny", "tiny", 0)
     ran = CliRunner().invoke(app, ["recall", str(tmp_path / "tiny"), "--problems", "1", "--json"])

@@ -41,6 +41,7 @@ def step(found, measure):
     return tuple(found["step"][moment].get(measure, 0) for moment in ("before", "after"))
 
 
+@pytest.mark.slow
 def test_the_three_passes_fire_on_all_93_layers(released):
     assert released["layers"] == 93
     assert step(released, "rows") == (552, 0)  # 69 KDA layers x 8
@@ -55,12 +56,14 @@ def test_the_three_passes_fire_on_all_93_layers(released):
     assert not any(reasons for part in released["parts"] for reasons in part["missed"].values())
 
 
+@pytest.mark.slow
 def test_279_sums_and_a_gather_before_the_tails_take_theirs(released):
     assert step(released, "all_reduce") == (279, 95)
     assert step(released, "all_gather_into_tensor") == (1, 1)
     assert step(released, "collectives") == (280, 95 + 1 + 92 * 3)  # 64 rows: the tier that gathers
 
 
+@pytest.mark.slow
 def test_bytes_of_collectives_follow_from_the_widths(released):
     rows, latent, width, half = 64, 3584, 7168, 2
     logits = 33 * 163840 // 8 * half
@@ -70,6 +73,7 @@ def test_bytes_of_collectives_follow_from_the_widths(released):
     assert after == before + gathered
 
 
+@pytest.mark.slow
 def test_every_cost_falls(released):
     for measure in ("launches", "allocations", "allocated_bytes", "bytes_read", "bytes_written"):
         before, after = step(released, measure)
@@ -77,6 +81,7 @@ def test_every_cost_falls(released):
     assert all(part["peak_bytes"][1] <= part["peak_bytes"][0] for part in released["parts"])
 
 
+@pytest.mark.slow
 def test_it_takes_minutes_at_most_and_far_less_than_8_gib(released):
     print(f"{released['seconds']:.1f} s, {released['peak_rss_bytes'] / GIB:.2f} GiB")
     assert released["peak_rss_bytes"] < 8 * GIB

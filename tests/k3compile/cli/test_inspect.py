@@ -43,6 +43,7 @@ def test_problems_are_listed_and_give_code_1(tmp_path, capsys):
     assert "model-00002-of-000004.safetensors is missing" in out
 
 
+@pytest.mark.slow
 def test_the_released_configuration_alone_can_be_inspected(capsys):
     code, out = run(capsys, str(RELEASED), "--json")
     found = json.loads(out)

@@ -34,6 +34,7 @@ def test_kimi_k3_with_its_draft_on_eight_gpus_is_answered_as_when_it_was_last_re
     assert lines == golden.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_misfit_and_all_that_would_fit_are_answered_as_when_they_were_last_read(capsys, update_golden):
     code, out, _ = run(capsys, *K3, "--gpu", "b300", "--max-model-len", "1048576")
     lines = [line.rstrip() for line in out.splitlines()]

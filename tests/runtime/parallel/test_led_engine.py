@@ -30,7 +30,7 @@ SETTINGS = {
     "a draft model": PREFIXES | {"num_drafts": 5},
     "a draft model without replay": FEW | {"num_drafts": 5, "state_replay": False},
 }
-FAST = {("chunks", 2), ("drafts and prefixes", 4), ("drafts without replay", 2), ("a draft model", 2)}
+FAST = {("chunks", 2), ("a draft model", 2)}
 
 
 @cache
@@ -193,7 +193,7 @@ def test_what_drafts_cost_is_measured_on_all_ranks():
     assert_together(several)
 
 
-@pytest.mark.parametrize("place", ["observe", "choose"])
+@pytest.mark.parametrize("place", [pytest.param("observe", marks=pytest.mark.slow), "choose"])
 def test_a_drafter_that_fails_on_rank_0_is_switched_off_for_all(place):
     def broken(*_):
         raise ValueError("no idea")

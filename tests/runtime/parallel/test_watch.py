@@ -48,7 +48,7 @@ def test_ranks_that_work_are_left_alone_and_leave_in_peace(job):
     assert job.ended == [None, None]
 
 
-@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("slow", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_step_that_does_not_end_ends_every_rank(job, slow):
     watches, leave = job.start(), threading.Event()
 
@@ -66,6 +66,7 @@ def test_a_step_that_does_not_end_ends_every_rank(job, slow):
     assert job.told[0] == job.told[1]
 
 
+@pytest.mark.slow
 def test_loading_may_take_longer_and_not_for_ever(job):
     leader, _ = job.start()
     with leader.step("load"):
@@ -107,6 +108,7 @@ def test_a_rank_that_falls_silent_ends_the_others(jumpy):
     assert "rank 1 has given no sign of life for" in leader.trouble
 
 
+@pytest.mark.slow
 def test_a_rank_that_loads_may_be_silent_for_longer(jumpy):
     leader, _ = jumpy.start()
     jumpy.silence(1, "compile")
@@ -133,6 +135,7 @@ def test_a_collective_that_breaks_off_is_explained_by_what_another_rank_says(job
     assert job.ends() == "run failed on rank 1: ValueError: no rows"
 
 
+@pytest.mark.slow
 def test_a_collective_that_nobody_explains_is_told_without_addresses_and_logged_in_full(job, caplog):
     leader, _ = job.start()
     said = "a collective broke off on rank 0: another rank, or the way to it, is gone"
@@ -147,7 +150,7 @@ def test_an_error_of_this_rank_explains_itself(job):
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no process handles")
-@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("answers", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_collective_that_breaks_off_is_explained_by_a_process_that_is_gone(answers, monkeypatch):
     """Whether or not the store says that it did not leave in peace."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
@@ -237,6 +240,7 @@ def test_marks_that_differ_raise_with_both_lists_and_end_the_job(job):
     assert job.ends() == str(error.value).splitlines()[0]
 
 
+@pytest.mark.slow
 def test_ranks_that_never_meet_show_where_their_lists_part(job, caplog, monkeypatch):
     monkeypatch.setattr(farewell, "LAST_WORDS_S", 1.5)
     monkeypatch.setattr(farewell, "FOLLOWERS_S", 1.5)

@@ -7,7 +7,7 @@ from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.make_engine import make_engine
 from k3compile.runtime.request import Request, SamplingParams
 from k3compile.runtime.sampler import distribution
-from small_models import Row, make_step, small_model
+from small_models import Row, dealt, make_step, small_model
 
 PROMPT, LENGTH, COUNT = [5, 9, 2, 7, 5], 4, 320
 PARAMS = {"top_k": 2, "temperature": 0.5}
@@ -21,7 +21,7 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def model():
-    return small_model()
+    return small_model(dealt(1))  # five layers of all kinds
 
 
 @pytest.fixture(scope="module")
