@@ -1,5 +1,6 @@
 """One thread a test process, and no network: results and times do not depend on the machine's load."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,16 @@ TESTS = Path(__file__).resolve().parent
 # `python -m pytest` puts the root on the path, where our folder passes for the package named `kernels`
 sys.path[:] = [p for p in sys.path if Path(p).resolve() != TESTS.parent]
 sys.path.append(str(TESTS / "helpers"))  # tests import each other's helpers by name
+
+# Looking for cycles among all that torch and ten thousand tests have made takes its time: a fourth of the
+# collection, a twentieth of what compiles.
+gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_collection_finish(session):
+    """What is there by now stays to the end: no test waits while it is looked through."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser):

@@ -69,6 +69,7 @@ def test_any_number_of_rows_runs_the_same_graph(layers):
     assert layers.dynamo == 1
 
 
+@pytest.mark.slow
 def test_what_dynamo_would_compile_anew_goes_through_it(layers):
     layer, p, blocks, pools, step = layers.arguments()
     layers.run(layer, p, blocks, pools, step)

@@ -45,6 +45,7 @@ def test_importing_the_entry_imports_torch_alone():
     assert run(code) == "['k3compile', 'k3compile.entry'] True\n"
 
 
+@pytest.mark.slow
 def test_a_broken_part_of_ours_breaks_no_other_backend(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['k3compile.backend'] = None\n")
     code = (

@@ -176,6 +176,7 @@ def test_a_run_resumed_from_the_checkpoint_says_the_same_tokens(k3, offset):
     assert greedy(model, lambda step: k3(step)[0], prompt, 9, offset, 12) == want
 
 
+@pytest.mark.slow
 def test_twenty_mixes_with_changing_offsets_make_one_graph_a_kind(linear):
     pools, own, rng = linear.pools, pools_of(linear.model), random.Random(2)
     fill(pools), fill(own)
@@ -212,18 +213,18 @@ def test_without_a_prefix_cache_the_engines_graphs_have_no_exports():
     assert sum(r.applied("state_export") for r in forward.reports) == 0
 
 
-def test_a_step_of_an_engine_that_holds_more_requests_is_refused(linear):
+def test_a_step_of_an_engine_that_holds_more_requests_is_refused(k3):
     rows = [Row([1, 2], 1, 0, pages_of(1))]
     with pytest.raises(ValueError, match="9 offsets are given, and the graph was compiled for 8"):
-        linear(make_step(rows, max_requests=ROWS + 1))
+        k3(make_step(rows, max_requests=ROWS + 1))
 
 
-def test_a_wrong_offset_ends_the_step_with_row_and_value(linear):
+def test_a_wrong_offset_ends_the_step_with_row_and_value(k3):
     rows = [Row([1, 2], 1, 0, pages_of(1)), Row([3], 2, 0, pages_of(2))]
     with pytest.raises(ValueError, match=r"export_offset of row 0 is 2; the row has 1 tokens"):
-        linear(with_exports(rows, [(2, 9)]))
+        k3(with_exports(rows, [(2, 9)]))
     with pytest.raises(ValueError, match=r"export_slot of row 1 is 2, where row 0 of this call"):
-        linear(with_exports(rows, [(0, 0), (2, 2)]))
+        k3(with_exports(rows, [(0, 0), (2, 2)]))
 
 
 def test_the_export_columns_are_as_long_as_the_engine_says_or_there_are_slots(k3):
@@ -231,7 +232,7 @@ def test_the_export_columns_are_as_long_as_the_engine_says_or_there_are_slots(k3
     assert slots_of(k3.pools) == SLOTS - 1
 
 
-@pytest.mark.parametrize("which", ["k3", "linear"])
+@pytest.mark.parametrize("which", ["k3", pytest.param("linear", marks=pytest.mark.slow)])
 def test_a_forward_says_that_it_exports_when_each_kind_with_a_state_does(which, request):
     forward = request.getfixturevalue(which)
     assert forward.exports

@@ -8,6 +8,7 @@ from k3compile.graph_capture import capture_kinds
 from k3compile.graphdiff.cost import cost
 from k3compile.options import CompileOptions
 
+pytestmark = pytest.mark.slow  # four kinds of the released widths are compiled
 RELEASED = "tests/data/kimi-k3-config.json"
 T, WIDTH, LATENT, TOP_K, HEADS, HEAD = 64, 7168, 3584, 16, 96, 128
 QKV = 3 * HEADS * HEAD

@@ -50,6 +50,7 @@ def test_answers_come_as_often_as_the_model_says(llm, prompt, expected):
     assert doubt(llm, prompt, expected) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_biased_verifier_is_found(llm, prompt, expected, monkeypatch):
     forget_the_residual(monkeypatch)
     assert doubt(llm, prompt, expected) < 1e-3

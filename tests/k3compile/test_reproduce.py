@@ -87,6 +87,7 @@ def test_the_folder_fails_again_in_a_new_process(monkeypatch, own_reports):
     )
 
 
+@pytest.mark.slow
 def test_a_reproducer_of_a_compile_that_works_runs_through(monkeypatch, own_reports):
     monkeypatch.setattr(pipeline, "ATEN_PASSES", (Broken(),))
     folder = failing("pass contiguous_views failed: no such thing", arguments())

@@ -79,10 +79,15 @@ STATES = {
 }
 
 
-FIRST = [(inner, name) for inner in INNERS[:2] for name in STATES]
+FIRST = [("aot_eager", "annotated")]
+LATER = [(i, n) for i in ("eager", "aot_eager") for n in STATES if (i, n) not in FIRST]
+LATER = [
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in LATER),
+    pytest.param("inductor", "stale", marks=SLOW),
+]
 
 
-@pytest.mark.parametrize(("inner", "first"), [*FIRST, pytest.param("inductor", "stale", marks=SLOW)])
+@pytest.mark.parametrize(("inner", "first"), [*FIRST, *LATER])
 def test_every_mix_gets_the_body_its_annotations_allow_from_one_graph(bodies, inner, first):
     annotate_range(torch.arange(1), 0, 1)  # a process that annotates, whatever comes first
     order = [first, *(name for name in STATES if name != first)]

@@ -27,6 +27,7 @@ def nothing(x):
     pass
 
 
+@pytest.mark.slow
 def test_the_ops_are_there_without_triton():
     """A machine without it: importing it fails, ours does not, and the refusal says so."""
     code = (

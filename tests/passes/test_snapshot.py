@@ -130,6 +130,7 @@ print(json.dumps(seen, sort_keys=True))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes():
     runs = [
         subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True, env=env).stdout

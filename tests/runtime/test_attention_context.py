@@ -15,13 +15,10 @@ from rank_parts import Collectives, part
 from small_models import Row, make_step, small_model
 from threaded_ranks import on_threads
 
-MORE = [(2, 2, 4), (4, 2, 1), (8, 2, 4), (8, 4, 1), (8, 8, 4)]
+MORE = [(2, 2, 4), (4, 2, 1), (8, 2, 1), (8, 2, 4), (8, 4, 1), (8, 8, 1), (8, 8, 4)]
 GROUPS = [  # ranks, those of a context group, the tokens that stay together
-    *[(2, 2, 1), (4, 2, 4), (8, 2, 1), (8, 4, 4), (8, 8, 1)],
-    *[
-        pytest.param(*more, marks=pytest.mark.slow)
-        for more in ((2, 2, 4), (4, 2, 1), (8, 2, 4), (8, 4, 1), (8, 8, 4))
-    ],
+    *[(2, 2, 1), (4, 2, 4), (8, 4, 4)],
+    *[pytest.param(*more, marks=pytest.mark.slow) for more in MORE],
 ]
 NEWS = [(4, True), (1, False), (3, True), (5, False), (1, False), (2, True), (4, True), (9, False)]
 
@@ -73,7 +70,9 @@ def test_one_token_alone(whole):
     assert_equal_on_all_ranks(whole, 4, 4, 8, [[Row([5], 1, 0, [2])], [Row([6], 1, 1, [2])]])
 
 
-@pytest.mark.parametrize(("tp", "dcp", "interleave"), [(2, 2, 1), (4, 2, 4), (8, 8, 1)])
+@pytest.mark.parametrize(
+    ("tp", "dcp", "interleave"), [(2, 2, 1), (4, 2, 4), pytest.param(8, 8, 1, marks=pytest.mark.slow)]
+)
 def test_where_the_context_comes_to_prompts_the_same(whole, tp, dcp, interleave, monkeypatch):
     monkeypatch.setattr(mla_gather, "START", 0)
     monkeypatch.setattr(mla_gather, "STRETCH", 8)

@@ -246,7 +246,7 @@ def conversation_traffic(toy, rng, turns):
     return [[*rng.choice(roots), *text(toy, rng.randrange(60), seed=rng.randrange(4))] for _ in range(turns)]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 6))])
 def test_random_traffic_over_few_pages_and_states(toy, seed):
     rng = random.Random(seed)
     engine = toy.engine(

@@ -71,8 +71,7 @@ def test_released_names_shapes_and_dtypes(released):
 
 
 def test_tensors_a_layer_and_kind(released):
-    layers = [name.split(".")[3:5] for name in released if ".layers." in name]
-    parts = Counter(map(tuple, layers))
+    parts = Counter(tuple(name.split(".")[3:5]) for name in released if ".layers." in name)
     assert parts["0", "self_attn"] == 14
     assert parts["3", "self_attn"] == 8
     assert parts["0", "mlp"] == 3

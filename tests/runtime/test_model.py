@@ -85,8 +85,9 @@ def test_a_mixed_batch_equals_each_request_alone_in_all_row_orders(config, repla
     model = small_model(config, state_replay=replay)
     alone_pools = started(model)
     alone = {row.slot: run(model, [row], alone_pools)[row.slot] for row in mixed_rows()}
+    beginning = started(model)
     for order in itertools.permutations(mixed_rows()):
-        pools = started(model)
+        pools = [type(pool)(*(tensor.clone() for tensor in pool)) for pool in beginning]
         mixed = run(model, list(order), pools)
         for slot, hidden in alone.items():
             assert close(mixed[slot], hidden), (slot, [row.slot for row in order])

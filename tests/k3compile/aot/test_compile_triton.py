@@ -41,6 +41,7 @@ def test_a_hopper_kernel_is_a_hopper_kernel():
     assert ".target sm_103" in compiled(launch_of("situ@decode", "sm_103"), PARTS["sm_103"]).asm["ptx"]
 
 
+@pytest.mark.slow
 def test_what_spills_is_seen():
     """The widest row in the registers of one warp cannot be held."""
     wide = launch_of("add_mix_rms_norm@decode", "sm_90")

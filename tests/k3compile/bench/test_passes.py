@@ -1,8 +1,10 @@
 """The attribution of passes: every pass is left out once, and its sites are counted over all layers."""
 
+import dataclasses
+
 import pytest
-from k3compile.runtime.checkpoint import make_checkpoint
-from k3compile.runtime.weights import load_model
+import torch
+from small_models import SMALL_LINEAR, small_model
 
 from k3compile.bench.limits import Sample
 from k3compile.bench.passes import PassesResult, Variant, bench, bench_model, pass_names, table, variants_of
@@ -27,9 +29,9 @@ def test_a_pass_is_worth_what_its_absence_costs():
     assert table(result).row_count == 2
 
 
-def test_sites_are_counted_over_all_layers(tmp_path):
-    make_checkpoint(tmp_path / "tiny", "tiny", seed=0)
-    model = load_model(tmp_path / "tiny")
+def test_sites_are_counted_over_all_layers():
+    config = dataclasses.replace(SMALL_LINEAR, num_hidden_layers=3, kda_layers=(1, 2), vocab_size=256)
+    model = small_model(config, torch.float32)
     result = bench_model("tiny", model, "aot_eager", 8, 1, 1, ["contiguous_views"])
     linear = sum(model.config.is_kda(i) for i in range(len(model.layers)))
     assert result.sites == {"contiguous_views": 8 * linear}

@@ -75,7 +75,7 @@ def test_the_rows_that_are_timed_are_verify_rows_that_belong_to_nobody(rows):
     assert batch.step.pages.shape[1] * 4 >= 10 + min(rows, 4)
 
 
-@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize("replay", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_real_model_is_timed_and_what_requests_will_read_stays_as_it_is(replay):
     model = small_model(state_replay=replay)
     config = EngineConfig(max_num_seqs=2, num_drafts=3, page_size=4, max_model_len=40, state_replay=replay)

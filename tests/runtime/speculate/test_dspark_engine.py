@@ -113,7 +113,12 @@ TRAFFIC = {
 }
 
 
-@pytest.mark.parametrize("traffic", TRAFFIC)
+SLOW = ("preemption", "no state replay", "one draft")
+
+
+@pytest.mark.parametrize(
+    "traffic", [pytest.param(t, marks=pytest.mark.slow) if t in SLOW else t for t in TRAFFIC]
+)
 def test_greedy_answers_are_those_without_drafts_and_drafts_those_made_alone(parts, plain, traffic):
     config = {"num_drafts": 5, **SIZES, **TRAFFIC[traffic]}
     target = parts.target if config.get("state_replay", True) else tapped(state_replay=False)

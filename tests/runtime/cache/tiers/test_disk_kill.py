@@ -31,6 +31,7 @@ def killed(folder: Path, rounds: int, seed: int) -> None:
     assert seen["largest"] <= 3_000_000 * 1.25  # each may write a sixteenth before it sees what the other did
 
 
+@pytest.mark.slow
 def test_writers_killed_at_any_moment_leave_only_whole_entries(tmp_path):
     killed(tmp_path / "tier", 20, seed=0)
 

@@ -299,6 +299,7 @@ while engine.step():
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_stopping_its_engine_has_stored_what_it_ran(toy, tmp_path):
     (prompt,) = prompts_of(1, 43)
     paths = [str(TESTS / "runtime"), str(TESTS / "helpers")]
@@ -310,7 +311,7 @@ def test_a_program_that_ends_without_stopping_its_engine_has_stored_what_it_ran(
     again.stop()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 6))])
 def test_random_traffic_over_small_tiers(toy, tmp_path, seed):
     """Conversations, tenants, drafts, aborts, preemptions and restarts over tiers that forget and fail."""
     rng = random.Random(seed)
