@@ -1,7 +1,7 @@
 """A layer at a few rows, as the list of calls that its compiled graph makes: kernels with their arguments.
 
-    first time      the graph, as always
-    second time     the graph, on tensors of ours, while its calls are written down      recording.py
+    at first        the graph, as always
+    AFTER times     the graph, on tensors of ours, while its calls are written down      recording.py
     from then on    values into those tensors, then the calls one after another          Replay
 
 For one token most of a layer's time on a CPU goes to what surrounds its kernels: buffers, views, checks, the
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 Graph = Callable[..., Any]
 Inputs = Callable[..., tuple]
 
+AFTER = 4  # passes of the same key: to write one down takes as much more time as so many replays save
 KEPT = 4  # recordings of a layer; each holds the buffers of one pass over it
 FIXED = ("spans", "cu_verify", "cu_other", "slots", "scratch", "anchor", "export_offset", "export_slot")
 LIVE = ("tokens", "seen", "pages")
@@ -100,7 +101,7 @@ class Replays:
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
         self.refused: Counter[str] = Counter()
-        self._of: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, Replay | None]] = WeakKeyDictionary()
+        self._of: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, Replay | int]] = WeakKeyDictionary()
         self._never: WeakSet[nn.Module] = WeakSet()
         self._stills: WeakValueDictionary[Hashable, Still] = WeakValueDictionary()
         self._step: tuple[Step | None, Hashable] = (None, None)
@@ -121,19 +122,18 @@ class Replays:
         of_step = self._key(step)
         key = p.shape[0], blocks.shape[0], of_step
         known = self._of.setdefault(layer, OrderedDict())
-        if key not in known:  # sizes that come once are not worth their buffers
-            known[key] = None
+        replay = known.pop(key, 0)
+        known[key] = replay  # as the last that was used
+        if isinstance(replay, Replay):
+            if replay.fits(inputs(layer, replay.p, replay.blocks, pools, replay.still.step)):
+                replay.still.fill(step)
+                self.replayed += 1
+                return replay(p, blocks)
+        elif replay < AFTER - 1:
+            known[key] = replay + 1
             while len(known) > KEPT:
                 known.popitem(last=False)
             return graph(*inputs(layer, p, blocks, pools, step))[0]
-        known.move_to_end(key)
-        replay = known[key]
-        if replay is not None and replay.fits(
-            inputs(layer, replay.p, replay.blocks, pools, replay.still.step)
-        ):
-            replay.still.fill(step)
-            self.replayed += 1
-            return replay(p, blocks)
         replay = Replay(self._still(of_step, step), p.clone(), blocks.clone())
         given = inputs(layer, replay.p, replay.blocks, pools, replay.still.step)
         result, refused = replay.record(graph, given, step)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from k3compile import recording
 from k3compile.forward import compile_forward
 from k3compile.options import CompileOptions
-from k3compile.replay import KEPT, Replays
+from k3compile.replay import AFTER, KEPT, Replays
 
 # ---- without a compiler: "generated code" of our own, as a graph would run it ----
 
@@ -99,28 +99,31 @@ def same(fake, p, at):
     assert torch.equal(fake.pool, pool)
 
 
-def test_the_third_pass_is_a_replay_and_lengths_may_differ(fake):
-    for seen in (5, 6, 9, 100):
+def test_after_some_passes_the_next_are_replays_and_lengths_may_differ(fake):
+    for seen in range(5, 5 + AFTER):
+        assert fake.replays.recorded == 0
         same(fake, torch.randn(1, 3), step(seen))
-    assert (fake.runs, fake.replays.recorded, fake.replays.replayed) == (2, 1, 2)
+    for seen in (9, 100):
+        same(fake, torch.randn(1, 3), step(seen))
+    assert (fake.runs, fake.replays.recorded, fake.replays.replayed) == (AFTER, 1, 2)
 
 
 def test_what_decides_on_the_host_is_another_recording(fake):
     for at in (step(), step(slot=2), step(tokens=(1, 2)), step()._replace(pages=torch.ones(1, 3))):
-        for _ in range(3):
+        for _ in range(AFTER + 1):
             same(fake, torch.randn(at.tokens.shape[0], 3), at)
     assert (fake.replays.recorded, fake.replays.replayed) == (4, 4)
 
 
 def test_a_result_is_not_touched_by_the_next(fake):
-    results = [fake(torch.full((1, 3), float(i)), step()) for i in range(4)]
+    results = [fake(torch.full((1, 3), float(i)), step()) for i in range(AFTER + 2)]
     kept = copy.deepcopy(results)
     fake(torch.randn(1, 3), step())
     assert all(map(torch.equal, results, kept))
 
 
 def test_a_changed_weight_counts_and_a_replaced_one_is_recorded_anew(fake):
-    for _ in range(3):
+    for _ in range(AFTER + 1):
         same(fake, torch.randn(1, 3), step())
     with torch.no_grad():
         fake.layer.weight.mul_(3)
@@ -131,10 +134,14 @@ def test_a_changed_weight_counts_and_a_replaced_one_is_recorded_anew(fake):
     fake.layer.weight = nn.Parameter(torch.randn(1, 3))
     same(fake, torch.randn(1, 3), step())
     assert (fake.replays.recorded, fake.replays.replayed) == (3, 2)
+    lies_there_otherwise = fake.layer.weight.detach().as_strided((1, 3), (3, 0))
+    fake.layer.weight = nn.Parameter(lies_there_otherwise)
+    same(fake, torch.randn(1, 3), step())
+    assert (fake.replays.recorded, fake.replays.replayed) == (4, 2)
 
 
 def test_another_pool_is_recorded_anew(fake):
-    for _ in range(3):
+    for _ in range(AFTER + 1):
         same(fake, torch.randn(1, 3), step())
     first, fake.pool = fake.pool, torch.zeros(3)
     before = first.clone()
@@ -144,7 +151,7 @@ def test_another_pool_is_recorded_anew(fake):
 
 def test_few_recordings_are_kept(fake):
     for slot in (*range(1, KEPT + 3), 1):
-        for _ in range(3):
+        for _ in range(AFTER + 1):
             same(fake, torch.randn(1, 3), step(slot=slot))
     (known,) = fake.replays._of.values()
     assert len(known) == KEPT
@@ -153,17 +160,17 @@ def test_few_recordings_are_kept(fake):
 
 def test_with_gradients_the_graph_runs(fake):
     p = torch.randn(1, 3)
-    for _ in range(3):
+    for _ in range(AFTER + 1):
         fake.replays.call(fake.graph, fake.inputs, fake.layer, p, p.new_zeros(0, 1, 3), fake.pool, step())
-    assert fake.runs == 3
+    assert fake.runs == AFTER + 1
 
 
 def test_code_that_reads_lengths_is_refused_said_once_and_right(monkeypatch, caplog):
     caplog.set_level("INFO")
     fake = Fake(monkeypatch, reading)
-    for seen in (5, 6, 7, 8):
+    for seen in range(5, 8 + AFTER):
         same(fake, torch.randn(1, 3), step(seen))
-    assert (fake.runs, fake.replays.recorded, sum(fake.replays.refused.values())) == (4, 0, 1)
+    assert (fake.runs, fake.replays.recorded, sum(fake.replays.refused.values())) == (3 + AFTER, 0, 1)
     assert caplog.text.count("the host reads numbers that may differ in another step") == 1
 
 
@@ -172,18 +179,18 @@ def test_an_unknown_name_in_generated_code_is_refused(monkeypatch):
         return (operator.neg(args[0]),)
 
     fake = Fake(monkeypatch, strange)
-    for _ in range(4):
+    for _ in range(AFTER + 1):
         same(fake, torch.randn(1, 3), step())
     assert dict(fake.replays.refused) == {"generated code calls operator": 1}
 
 
 def test_a_forgotten_layer_is_looked_at_again(monkeypatch):
     fake = Fake(monkeypatch, reading)
-    for _ in range(3):
+    for _ in range(AFTER + 1):
         same(fake, torch.randn(1, 3), step())
     fake.code = call
     fake.replays.forget(fake.layer)
-    for _ in range(3):
+    for _ in range(AFTER + 1):
         same(fake, torch.randn(1, 3), step())
     assert (fake.replays.recorded, fake.replays.replayed) == (1, 1)
 
@@ -240,16 +247,16 @@ def decoding(slots, first, count):
 @pytest.mark.inductor
 def test_decoding_has_the_bits_of_the_graphs(compiled):
     replays = compiled.same(decoding([1], 9, 12))
-    assert replays.replayed == 10 * len(compiled.model.layers)
+    assert replays.replayed == (12 - AFTER) * len(compiled.model.layers)
     replays = compiled.same(decoding([2, 4, 1], 9, 8))
-    assert replays.replayed == 6 * len(compiled.model.layers)
+    assert replays.replayed == (8 - AFTER) * len(compiled.model.layers)
 
 
 @pytest.mark.slow
 @pytest.mark.inductor
 def test_company_that_changes(compiled):
-    alone, three = decoding([1], 9, 8), decoding([1, 2, 3], 9, 8)
-    steps = [three[0], *(s for pair in zip(three[1:5], alone[1:5]) for s in pair), *three[5:]]
+    alone, three = decoding([1], 9, 12), decoding([1, 2, 3], 9, 12)
+    steps = [three[0], *(s for pair in zip(three[1:9], alone[1:9]) for s in pair), *three[9:]]
     assert compiled.same(steps).replayed > 0
 
 
@@ -258,7 +265,7 @@ def test_company_that_changes(compiled):
 def test_verified_drafts_and_short_chunks(compiled):
     pages = list(range(1, 8))
     steps = [make_step([Row([1, 2, 3, 4, 5], 1, 0, pages)])]
-    for n in range(5):
+    for n in range(7):
         verify = Row([7, 8, 9], 1, 5, pages, verify=True)
         chunk = Row([n + 1, n + 2], 2, 2 * n, list(range(8, 15)))
         steps += [make_step([verify]), make_step([verify, chunk])]
@@ -275,7 +282,7 @@ def test_threads_are_part_of_a_key(compiled):
         assert compiled.replays.recorded == len(compiled.model.layers)
         torch.set_num_threads(before + 1)
         assert threads() == before + 1
-        for s in steps[1:4]:
+        for s in steps[1 : AFTER + 2]:
             compiled.forward(s)
         assert compiled.replays.recorded == 2 * len(compiled.model.layers)
     finally:
