@@ -1,8 +1,9 @@
-"""The short convolution in Triton: a program takes some tokens of some channels, whatever rows they are of.
+"""The short convolutions in Triton: a program takes some tokens of some channels, whatever rows they are of.
 
     token -> its row, by bisection of cu -> x[t - back], or the row's window where that lies before it
     then, when every output is there:  the windows, each moved to the end of its row (and to an export's slot)
 
+All six ops are registered here; conv_verify_states_triton.py and conv_scan_triton.py have their own kernels.
 T token rows, C channels, S slots, R requests, J recorded rows; ``cu`` [R+1] bounds the rows.
 """
 
@@ -10,22 +11,16 @@ from torch import Tensor
 
 from .conv import short_conv, short_conv_verify
 from .conv_export import short_conv_export
+from .conv_rows_triton import apart, owner_of, rows_back, silu, window_at, with_row
+from .conv_scan import conv_scan, conv_scan_export
+from .conv_scan_triton import objection as scan_objection
+from .conv_scan_triton import scan
+from .conv_verify_states import short_conv_verify_states
+from .conv_verify_states_triton import outputs_and_windows
 from .jit_triton import blocks, first_objection, jit, launch, no_gpu, not_rows, tl, wrong_dtype
 
 TOKENS, COLUMNS = 16, 128  # of a program
 MOST_COLUMNS = 256  # of a program that moves windows
-
-
-@jit
-def owner_of(token, cu, R, STEPS: tl.constexpr):
-    """The row r of each token with cu[r] <= token < cu[r + 1]; R past the last."""
-    low, high = tl.zeros_like(token), tl.zeros_like(token) + R
-    for _ in tl.static_range(STEPS):
-        middle = (low + high) // 2
-        open_ = low < high
-        after = tl.load(cu + middle + 1, mask=open_, other=0) <= token
-        low, high = tl.where(open_ & after, middle + 1, low), tl.where(open_ & (after == 0), middle, high)
-    return low
 
 
 @jit
@@ -43,31 +38,17 @@ def conv_kernel(
     live, wide = col < C, owned[:, None] & (col < C)[None, :]
     total = tl.zeros((BT, BC), tl.float32)
     for back in tl.static_range(4):
-        fresh = place >= back
-        at = (token - back).to(tl.int64) * x_row
-        new = tl.load(x + at[:, None] + col[None, :], mask=wide & fresh[:, None], other=0.0)
-        kept = slot * window_slot + (3 + place - back) * window_row
-        old = tl.load(window + kept[:, None] + col[None, :], mask=wide & (fresh == 0)[:, None], other=0.0)
-        tap = tl.load(weight + col * weight_row + (3 - back), mask=live, other=0.0).to(tl.float32)
-        total += (new.to(tl.float32) + old.to(tl.float32)) * tap[None, :]
+        new, old = rows_back(
+            x, window, token, place, slot * window_slot, back, x_row, window_row, col, col, wide
+        )
+        total = with_row(total, new, old, weight, back, weight_row, col, live)
         if RECORD and back == 0:
             put = slot * rec_slot + place * rec_row
             fits = wide & (place < J)[:, None]
             tl.store(rec + put[:, None] + col[None, :], new.to(rec.dtype.element_ty), mask=fits)
-    result = tl.where(owned[:, None], total / (1.0 + tl.exp(-total)), 0.0)
+    result = tl.where(owned[:, None], silu(total), 0.0)
     at = token.to(tl.int64)[:, None] * C + col[None, :]
     tl.store(y + at, result.to(y.dtype.element_ty), mask=(token < T)[:, None] & live[None, :])
-
-
-@jit
-def window_at(x, window, begin, after, slot, j, x_row, window_slot, window_row, col, live):
-    """Row j of the window after so many tokens of a row: a token, or what the window held."""
-    place = after - 3 + j
-    new = tl.load(x + (begin + place).to(tl.int64) * x_row + col, mask=live & (place >= 0), other=0.0)
-    old = tl.load(
-        window + slot * window_slot + (after + j) * window_row + col, mask=live & (place < 0), other=0.0
-    )
-    return tl.where(place >= 0, new.to(tl.float32), old.to(tl.float32))
 
 
 @jit
@@ -87,13 +68,15 @@ def window_kernel(
         place = tl.load(export_slot + request, mask=listed, other=0).to(tl.int64)
         right = live & (offset > 0) & (offset <= count) & (place >= 0) & (place < S) & (place != slot)
         for j in tl.static_range(3):
-            held = window_at(x, window, begin, offset, slot, j, x_row, window_slot, window_row, col, right)
+            held = window_at(
+                x, window, begin, offset, slot, j, x_row, window_slot, window_row, col, col, right
+            )
             put = window + place * window_slot + j * window_row + col
             tl.store(put, held.to(window.dtype.element_ty), mask=right)
     moves = live & (count > 0)
-    first = window_at(x, window, begin, count, slot, 0, x_row, window_slot, window_row, col, moves)
-    second = window_at(x, window, begin, count, slot, 1, x_row, window_slot, window_row, col, moves)
-    third = window_at(x, window, begin, count, slot, 2, x_row, window_slot, window_row, col, moves)
+    first = window_at(x, window, begin, count, slot, 0, x_row, window_slot, window_row, col, col, moves)
+    second = window_at(x, window, begin, count, slot, 1, x_row, window_slot, window_row, col, col, moves)
+    third = window_at(x, window, begin, count, slot, 2, x_row, window_slot, window_row, col, col, moves)
     put = window + slot * window_slot + col
     tl.store(put, first.to(window.dtype.element_ty), mask=moves)
     tl.store(put + window_row, second.to(window.dtype.element_ty), mask=moves)
@@ -103,12 +86,20 @@ def window_kernel(
 def objection(
     x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor, *more: Tensor
 ) -> str | None:
-    """more: the records or the export columns, which are taken as they are."""
+    """Why these arguments are not for here, or None. more: the records, or the export columns."""
+    names = ("rec_x",) if len(more) == 1 else ("export_offset", "export_slot")
     return no_gpu(x, weight, window, slots, cu, *more) or first_objection(
         wrong_dtype(x, weight, window),
         not_rows(x=x, window=window),
-        None if weight.stride(1) == 1 else "the taps of a channel are not side by side",
+        apart(weight=weight, slots=slots, cu=cu, **dict(zip(names, more))),
     )
+
+
+def states_objection(
+    x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor, scratch: Tensor
+) -> str | None:
+    """The same; the columns of scratch may lie as they like."""
+    return no_gpu(scratch) or objection(x, weight, window, slots, cu)
 
 
 def outputs(
@@ -174,3 +165,30 @@ def short_conv_verify_triton(
 ) -> Tensor:
     """As the meaning; tokens of a row past the J that the records hold are computed and not recorded."""
     return outputs(x, weight, window, slots, cu, rec_x)
+
+
+@short_conv_verify_states.impl("triton", objection=states_objection)
+def short_conv_verify_states_triton(
+    x: Tensor, weight: Tensor, window: Tensor, slots: Tensor, cu: Tensor, scratch: Tensor
+) -> Tensor:
+    """As the meaning, except that nothing is refused, for which it would have to wait for the device: tokens
+    past the J that scratch has slots for are computed and leave no window, nor does one whose slot does not
+    exist; where two rows write one slot either may be the last.
+    """
+    return outputs_and_windows(x, weight, window, slots, cu, scratch)
+
+
+@conv_scan.impl("triton", objection=scan_objection)
+def conv_scan_triton(x: Tensor, weight: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    """As the meaning, in one launch; a window of another dtype than x's is not rounded to it on the way."""
+    return scan(x, weight, initial, None)
+
+
+@conv_scan_export.impl("triton", objection=scan_objection)
+def conv_scan_export_triton(
+    x: Tensor, weight: Tensor, initial: Tensor, export_offset: Tensor, pool: Tensor, site: int
+) -> tuple[Tensor, Tensor]:
+    """As the meaning, except that a wrong offset is not refused, for which it would have to wait for the
+    device: such a sequence leaves no checkpoint.
+    """
+    return scan(x, weight, initial, (export_offset, pool[site]))

@@ -112,18 +112,38 @@ def conv_args(tokens: int, *more: Any) -> tuple:
 
 
 def conv_ops() -> list[Cell]:
-    """The short convolution, with what it leaves behind."""
-    cells = []
-    for op, case, tokens, more in (
-        ("short_conv", "decode", REQUESTS, lambda: ()),
-        ("short_conv", "prefill", ROWS, lambda: ()),
-        ("short_conv_export", "prefill", ROWS, lambda: tuple(bare(64, dtype=torch.int32) for _ in range(2))),
-        ("short_conv_verify", "verify", 8 * REQUESTS, lambda: (bare(SLOTS, 8, CHANNELS),)),
+    """The short convolution, with what it leaves behind. left: rows it writes besides its outputs."""
+    cells, windows = [], 3 * REQUESTS
+    offsets = lambda: bare(64, dtype=torch.int32)  # noqa: E731
+    pool = lambda: (offsets(), bare(2, 64, 3, CHANNELS), 1)  # noqa: E731
+    drafts, targets = 8 * REQUESTS, lambda: bare(REQUESTS, 8, dtype=LONG)
+    for op, case, tokens, left, args in (
+        ("short_conv", "decode", REQUESTS, windows, partial(conv_args, REQUESTS)),
+        ("short_conv", "prefill", ROWS, windows, partial(conv_args, ROWS)),
+        ("short_conv_export", "prefill", ROWS, windows, lambda: conv_args(ROWS, offsets(), offsets())),
+        ("short_conv_verify", "verify", drafts, drafts, lambda: conv_args(drafts, bare(SLOTS, 8, CHANNELS))),
+        ("short_conv_verify_states", "verify", drafts, 3 * drafts, lambda: conv_args(drafts, targets())),
+        ("conv_scan", "decode", REQUESTS, windows, partial(turned_args, 1)),
+        ("conv_scan", "prefill", ROWS, windows, conv_scan_args),
+        ("conv_scan", "later", ROWS, windows, partial(turned_args, ROWS // REQUESTS)),
+        ("conv_scan_export", "prefill", ROWS, windows, lambda: conv_scan_args(*pool())),
     ):
-        moved = 2 * tokens + 6 * REQUESTS + (tokens if op.endswith("verify") else 0)
-        args = lambda tokens=tokens, more=more: conv_args(tokens, *more())  # noqa: E731
+        moved = 2 * tokens + windows + left
         cells.append(Cell(op, case, args, CHANNELS * (2 * moved + 16), 12 * tokens * CHANNELS))
     return cells
+
+
+def conv_scan_args(*more: Any) -> tuple:
+    """The rows of a prompt as sequences of one length, their windows, and what an op takes besides."""
+    x = bare(REQUESTS, ROWS // REQUESTS, 2 * CHANNELS)[..., :CHANNELS]
+    return x, bare(CHANNELS, 4, dtype=FP32), bare(REQUESTS, 3, CHANNELS), *more
+
+
+def turned_args(tokens: int) -> tuple:
+    """What an adopted model hands over behind its cache, which has four tokens of a channel side by side."""
+    cache, taps = bare(REQUESTS, CHANNELS, 4), bare(CHANNELS, 4, dtype=FP32)
+    strip = bare(REQUESTS, CHANNELS, 4 + tokens).mT
+    return bare(REQUESTS, tokens, CHANNELS) if tokens == 1 else strip[:, 4:], taps, cache.mT[:, 1:]
 
 
 def kda_decode_args() -> tuple:

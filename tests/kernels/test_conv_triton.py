@@ -62,14 +62,6 @@ def test_a_wrong_export_writes_nothing(offset, slot):
     torch.testing.assert_close(left, plain, equal_nan=True, rtol=0, atol=0)
 
 
-def test_many_rows_find_their_owner():
-    lengths = [1, 0, 3, 1, 1, 2, 0, 0, 9, 1, 1, 1, 4, 0]
-    x, taps, window, slots, cu = poisoned(lengths, slots=40)
-    (y,), _ = outcome_of("short_conv", (x, taps, window, slots, cu))
-    (want,), _ = meaning_of("short_conv", (x, taps, window, slots, cu))
-    torch.testing.assert_close(y.double(), want, atol=1e-5, rtol=0)
-
-
 def test_more_tokens_than_records_are_computed_and_not_recorded():
     x, taps, window, slots, cu = poisoned([6])
     rec = torch.full((7, 4, 20), 7.0)
@@ -95,4 +87,4 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(conv_triton, "no_gpu", lambda *tensors: None)
     assert objection(*args) is None
     assert "float64" in objection(args[0].double(), *args[1:])
-    assert "taps" in objection(args[0], torch.randn(4, 12).t(), *args[2:])
+    assert "weight has elements 12 apart" in objection(args[0], torch.randn(4, 12).t(), *args[2:])
