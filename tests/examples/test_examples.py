@@ -21,7 +21,7 @@ TEACHES = {
 }
 SHORT = ["out", "--steps=2", "--draft-steps=2", "--problems=1", "--eager"]  # what a test has the time for
 ARGUMENTS = {"09_train_k3_tiny.py": SHORT}
-FAST = ("01_see_a_rewrite.py", "05_generate.py")
+FAST = ("01_see_a_rewrite.py",)
 
 
 def test_every_lesson_is_run():

@@ -6,6 +6,7 @@ import random
 import pytest
 from features_server import Abort, Lab, Preempt, Server, same
 from features_traffic import STRANGER
+from lanes import slow
 
 from k3compile.features import FEATURES, expand, subsets
 
@@ -31,7 +32,10 @@ def served(lab, features):
 
 @pytest.mark.parametrize(
     "features",
-    [frozenset(), CAPABLE - {"offload"}, POINTS["baseline"], CAPABLE | {"adaptive_budget", "state_replay"}],
+    [
+        *map(slow, (frozenset(), CAPABLE - {"offload"}, POINTS["baseline"])),
+        CAPABLE | {"adaptive_budget", "state_replay"},
+    ],
     ids=lambda s: "+".join(n for n in FEATURES if n in s) or "nothing",
 )
 def test_sets_without_a_pass_give_the_tokens_of_the_plain_model_alone(lab, features):
@@ -42,7 +46,7 @@ def test_everything_at_once_gives_the_tokens_of_the_plain_model_alone(lab):
     served(lab, POINTS["default"])
 
 
-@pytest.mark.parametrize("step", [2, 9, 16])
+@pytest.mark.parametrize("step", [slow(2), 9, slow(16)])
 def test_requests_that_were_thrown_out_go_on_as_if_nothing_had_been(lab, step):
     thrown_out(lab, POINTS["baseline"], step)
 

@@ -24,6 +24,7 @@ from k3compile.options import CompileOptions
 pytestmark = pytest.mark.usefixtures("own_reports")
 QUICK = CompileOptions(inner="aot_eager")
 SLOTS, PAGES, PAGE = 9, 40, 4
+FIVE = dataclasses.replace(SMALL, num_hidden_layers=5, kda_layers=(0, 1, 2, 4), attn_res_block_size=2)
 ONE_KIND = dataclasses.replace(SMALL_LINEAR, num_hidden_layers=1, kda_layers=())
 
 
@@ -85,11 +86,11 @@ def serve(config, options=QUICK, **more):
 
 @pytest.fixture(scope="module")
 def k3(tmp_path_factory):
-    """Kimi K3's four kinds, compiled once for this file."""
+    """Kimi K3's four kinds in five layers, compiled once for this file."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("reports")
         patch.setattr("k3compile.torch_private.cache_folder", lambda: folder)
-        served = serve(SMALL)
+        served = serve(FIVE)
     for pool in served.forward.pools:
         for tensor in pool:
             assert not tensor[1:].any(), "the warm-up writes the null slot and page only"
@@ -97,7 +98,7 @@ def k3(tmp_path_factory):
 
 
 def test_four_graphs_for_k3_and_none_for_any_mix_after_the_warm_up(k3):
-    assert len({SMALL.kind(i) for i in range(SMALL.num_hidden_layers)}) == 4
+    assert len({FIVE.kind(i) for i in range(FIVE.num_hidden_layers)}) == 4
     assert k3.forward.graphs() == 4
     generator = random.Random(0)
     assert all(k3.agrees(random_step(generator)) for _ in range(30))
@@ -165,6 +166,7 @@ def test_a_compiled_forward_serves_while_another_one_is_compiled(k3):
     assert isinstance(results[0], CompiledForward), results
 
 
+@pytest.mark.slow
 def test_kimi_linear_has_a_graph_a_kind_too_whatever_mode_its_pools_were_made_in():
     model = small_model(SMALL_LINEAR)
     with torch.inference_mode():

@@ -88,6 +88,7 @@ def test_the_backend_is_called_as_dynamo_calls_one(fake):
 
 
 @pytest.mark.parametrize("inner", [AOT, INDUCTOR])
+@pytest.mark.slow
 def test_a_k3_layer_gives_its_projections_away_and_keeps_its_state(inner):
     config = dataclasses.replace(
         SMALL, num_hidden_layers=1, kda_layers=(0,), attn_res_block_size=0, first_k_dense_replace=1

@@ -47,6 +47,7 @@ def test_prompts_may_be_texts_or_ids_one_or_many(llm):
     assert both[1].prompt_token_ids == [5, 6, 7]
 
 
+@pytest.mark.slow
 def test_many_prompts_come_back_in_their_order_with_their_own_params(llm):
     prompts = [[i + 1] * (i + 1) for i in range(8)]
     params = [SamplingParams(temperature=0.0, max_tokens=i + 1) for i in range(8)]
@@ -86,6 +87,7 @@ def test_a_stop_string_ends_the_text_before_it_and_frees_the_request(llm):
     assert llm.engine.cache.available == llm.engine.cache.pages.size - 1
 
 
+@pytest.mark.slow
 def test_a_request_that_met_its_stop_string_does_not_run_on_beside_others(llm):
     params = SamplingParams(temperature=0.0, max_tokens=40)
     (free,) = llm.generate("Once", params)
@@ -203,7 +205,7 @@ def test_features_and_capabilities_become_the_engines_settings(path):
     assert (made.prefix_cache, made.state_replay, made.adaptive_budget) == (False, True, True)
 
 
-@pytest.mark.parametrize("folder", [None, "draft"])
+@pytest.mark.parametrize("folder", [pytest.param(None, marks=pytest.mark.slow), "draft"])
 def test_drafts_of_either_kind_change_no_greedy_answer(llm, path, folder):
     make_draft(path)
     more = {"draft": path / folder} if folder else {}

@@ -9,6 +9,7 @@ from k3compile.kernels.kda_chunk_native import Row, whole_rows
 from k3compile.kernels.native import ISAS, build
 from k3compile.kernels.samples import Draw, gapped, packed_heads, row_bounds
 from kda_oracle import case, recurrence, worst
+from lanes import thinned
 from torch.nn import functional as F
 
 RANK = list(ISAS)
@@ -16,7 +17,7 @@ RUNNABLE = [isa for isa in RANK[RANK.index(build.best_isa()) :] if isa != "porta
 MIXED = [130, 5, 64, 9, 17, 2, 33]
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=thinned(RUNNABLE, 1))
 def isa(request):
     if reason := build.unavailable("kda_chunk", request.param):
         pytest.skip(reason)

@@ -9,6 +9,7 @@ from k3compile.kernels.kda_verify import kda_commit
 from k3compile.kernels.kda_verify_states import leave_in_place
 from k3compile.kernels.native import ISAS, build
 from k3compile.kernels.samples import Draw, gapped
+from lanes import thinned
 
 RANK = list(ISAS)
 RUNNABLE = [isa for isa in RANK[RANK.index(build.best_isa()) :] if isa != "portable"]
@@ -16,7 +17,7 @@ SHAPES = [(3, 20, 12), (2, 128, 64), (2, 5, 3)]  # H, K, V
 MOVES = [(1, 2, 5), (1, 3, 1), (2, 0, 6), (3, 5, 3)]  # a checkpoint on the way, a copy, all rows of a slot
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=thinned(RUNNABLE, 1))
 def isa(request):
     if reason := build.unavailable("kda_fold", request.param):
         pytest.skip(reason)

@@ -12,6 +12,7 @@ from k3compile.kernels.kda_export import kda_prefill_export, kda_prefill_export_
 from k3compile.kernels.native import ISAS, build
 from k3compile.kernels.samples import Draw, gapped, packed_heads, row_bounds
 from k3compile.passes.lower import Lower
+from lanes import thinned
 
 RANK = list(ISAS)
 RUNNABLE = RANK[RANK.index(build.best_isa()) :]  # what this CPU can run: its best, and all below
@@ -19,7 +20,7 @@ SHAPES = [(3, 20, 12), (1, 128, 128), (2, 64, 128), (2, 128, 64), (2, 16, 16)]
 SHAPES += [(4, 8, 3), (4, 17, 3), (4, 31, 3)]  # H, K, V; what no vector divides, too
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=thinned(RUNNABLE, 1))
 def isa(request):
     if reason := build.unavailable("kda", request.param):
         pytest.skip(reason)

@@ -7,6 +7,7 @@ from k3compile.kernels.latent_tail import finalized, latent_tail, normed
 from k3compile.kernels.latent_tail_cpu import latent_tail_cpu, objection
 from k3compile.kernels.linear_bf16 import linear_bf16
 from k3compile.kernels.native import ISAS, build
+from lanes import thinned
 from latent_tails import EPS, make_args
 from threaded_ranks import on_threads
 
@@ -64,7 +65,7 @@ def test_without_a_compiler_holes_are_left_to_the_meaning(monkeypatch):
     torch.testing.assert_close(latent_tail_cpu(*args), latent_tail.meaning(*args), rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=thinned(RUNNABLE, 1))
 def isa(request):
     if reason := build.unavailable("latent_tail", request.param):
         pytest.skip(reason)

@@ -7,13 +7,14 @@ from k3compile.kernels import linear_native
 from k3compile.kernels.linear_bf16 import linear_bf16
 from k3compile.kernels.native import build
 from k3compile.passes.lower import Lower
+from lanes import thinned
 
 RANK = list(build.ISAS)
 RUNNABLE = RANK[RANK.index(build.best_isa()) :]  # what this CPU can run: its best, and all below
 ROWS = 1, 2, 3, 4, 5, 8, 9, 13, 17, 70, 200
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=thinned(RUNNABLE, 1))
 def kernel(request):
     if reason := build.unavailable("linear", request.param):
         pytest.skip(reason)

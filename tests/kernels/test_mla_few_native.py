@@ -8,6 +8,7 @@ from k3compile.kernels import mla_few_native
 from k3compile.kernels.mla import mla_attend
 from k3compile.kernels.mla_few_native import Piece, attend_few, pieces
 from k3compile.kernels.native import ISAS, build
+from lanes import thinned
 from latent_calls import LENGTHS, SEEN, WIDTHS, call, in_float64, laid_out_otherwise
 
 RANK = list(ISAS)
@@ -15,7 +16,7 @@ RUNNABLE = [isa for isa in RANK[RANK.index(build.best_isa()) :] if isa != "porta
 MIXES = {"few": (LENGTHS, SEEN), "cut": ([17, 1, 50], [600, 3, 0])}
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=thinned(RUNNABLE, 1))
 def isa(request):
     if reason := build.unavailable("mla", request.param):
         pytest.skip(reason)

@@ -7,6 +7,7 @@ import torch
 from k3compile.kernels.mla import Row, absorbed_limit, mla_attend
 from k3compile.kernels.mla_prefill_native import attend_many, pays
 from k3compile.kernels.native import ISAS, build
+from lanes import thinned
 from latent_calls import WIDTHS, call, in_float64, laid_out_otherwise
 
 RANK = list(ISAS)
@@ -15,7 +16,7 @@ LENGTHS, SEEN = [37, 0, 1, 200, 129], [0, 3, 40, 300, 127]
 ODD = [*WIDTHS, (2, 7, 3, 20, 24), (2, 0, 9, 33, 20)]  # and latents that fill no vector
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=thinned(RUNNABLE, 1))
 def isa(request):
     if reason := build.unavailable("mla_prefill", request.param):
         pytest.skip(reason)

@@ -8,13 +8,14 @@ from k3compile.kernels.moe import experts_unfinalized
 from k3compile.kernels.mxfp4 import pack
 from k3compile.kernels.native import ISAS, build
 from k3compile.passes.lower import Lower
+from lanes import thinned
 
 RANK = list(ISAS)
 RUNNABLE = RANK[RANK.index(build.best_isa()) :]  # what this CPU can run: its best, and all below
 BETAS = 4.0, 25.0
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=thinned(RUNNABLE, 1))
 def isa(request):
     if reason := build.unavailable("moe", request.param):
         pytest.skip(reason)

@@ -7,12 +7,13 @@ from k3compile.kernels import moe_route_native
 from k3compile.kernels.moe import route
 from k3compile.kernels.native import ISAS, build
 from k3compile.passes.lower import Lower
+from lanes import thinned
 
 RANK = list(ISAS)
 RUNNABLE = RANK[RANK.index(build.best_isa()) :]  # what this CPU can run: its best, and all below
 
 
-@pytest.fixture(params=RUNNABLE)
+@pytest.fixture(params=thinned(RUNNABLE, 1))
 def isa(request):
     if reason := build.unavailable("route", request.param):
         pytest.skip(reason)

@@ -8,6 +8,7 @@ from k3compile.passes.aliasing import COPIES
 from k3compile.passes.hazards import hazards, lineage, origin, versions
 from k3compile.passes.in_place import functional_writes
 from k3compile.passes.pipeline import ATEN_PASSES
+from lanes import slow
 from mixed_batch import MIXES, UNBACKED, inputs, layer
 from ordinary_programs import ordinary
 
@@ -30,7 +31,7 @@ def without_copies(graph):
     return graph
 
 
-@pytest.mark.parametrize("passes", [(), ATEN_PASSES], ids=["as captured", "after our passes"])
+@pytest.mark.parametrize("passes", [slow(()), ATEN_PASSES], ids=["as captured", "after our passes"])
 @pytest.mark.parametrize("fn", WRONG, ids=lambda fn: fn.__name__)
 def test_a_hazard_is_named_with_its_clones_and_without(fn, passes):
     says = WRONG[fn]

@@ -10,6 +10,7 @@ from k3compile.passes.graph import emit
 from k3compile.passes.latent_tail import LATENT_TAIL, check_writes
 from k3compile.passes.latent_tail_parts import Stopped, Tail, grow
 from k3compile.runtime.parallel.ranks import group
+from lanes import thinned
 from latent_tails import EPS, built_in, fancy, linear, make_args, reduce, select, tail, where_after
 from traced import traced
 
@@ -132,7 +133,7 @@ PROGRAMS = {  # name -> (program, arguments, whether it is a latent tail)
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", thinned(PROGRAMS, 8))
 def test_whatever_becomes_of_it_the_result_is_that_of_eager(name):
     program, options, applied = PROGRAMS[name]
     options = dict(options)

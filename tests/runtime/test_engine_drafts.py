@@ -14,6 +14,7 @@ from k3compile.runtime.request import Request
 from k3compile.runtime.speculate.adaptive import Adaptive
 from k3compile.runtime.speculate.costs import CostTable
 from k3compile.runtime.speculate.draft import Draft
+from lanes import slow
 from oracle_drafter import OracleDrafter
 
 DRAFTS = 7
@@ -144,7 +145,7 @@ def test_a_state_inside_verified_rows_is_the_one_of_its_count(toy, oracle, repla
 
 
 @REPLAY
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("cached", [slow(False), True])
 def test_preemption_and_abort_at_every_step(toy, oracle, cached, replay):
     """Three requests that share their beginning; at each step of the run, one after the other is hit."""
     asked = [[*text(toy, 18), *text(toy, 5 + i, seed=i + 1)] for i in range(3)]

@@ -10,6 +10,7 @@ from k3compile.runtime.model import UNBACKED_SOURCES, DecoderLayer
 from small_models import SMALL, SMALL_LINEAR, Row, make_step, small_model
 
 NUM_MIXES = 50
+FIVE = replace(SMALL, num_hidden_layers=5, kda_layers=(0, 1, 2, 4), attn_res_block_size=2)
 
 
 class Counting:
@@ -59,11 +60,12 @@ def random_rows(random_state: random.Random, seen: dict[int, int], pages: dict[i
 @pytest.mark.parametrize(
     ("config", "kinds", "replay"),
     [
-        (SMALL, 4, True),
+        (FIVE, 4, True),
+        pytest.param(SMALL, 4, True, marks=pytest.mark.slow),
         pytest.param(SMALL_LINEAR, 3, True, marks=pytest.mark.slow),
         pytest.param(SMALL_LINEAR, 3, False, marks=pytest.mark.slow),
     ],
-    ids=["k3", "kimi-linear", "states"],
+    ids=["five", "k3", "kimi-linear", "states"],
 )
 def test_one_graph_for_each_kind_of_layer_over_random_mixes(config, kinds, replay, inner):
     model, backend = small_model(config, state_replay=replay), Counting(inner)
@@ -112,8 +114,7 @@ def target_name(node: torch.fx.Node) -> str:
 
 @pytest.mark.slow
 def test_the_whole_model_traces_into_one_graph_as_well():
-    config = replace(SMALL, num_hidden_layers=5, kda_layers=(0, 1, 2, 4), attn_res_block_size=2)
-    model, backend = small_model(config), Counting("aot_eager")
+    model, backend = small_model(FIVE), Counting("aot_eager")
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     pools, plain = (model.make_pools(3, 9, 8, max_drafts=3) for _ in range(2))
     with torch.no_grad():

@@ -95,6 +95,7 @@ def test_answers_are_the_same_after_a_hit_and_after_a_round_trip_through_the_hos
     llm.engine.stop()
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_after_a_restart(known, tmp_path):
     for life in range(2):
         llm = served(frozenset({"prefix_cache", "speculate", "offload"}), offload_dir=str(tmp_path))

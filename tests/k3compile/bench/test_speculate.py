@@ -44,6 +44,7 @@ def test_without_prompts_there_are_problems_of_every_kind_in_turn(tiny):
     assert prompt_ids(tiny, ["Hello", "Bye"]) != prompt_ids(tiny, ["Bye", "Hello"])
 
 
+@pytest.mark.slow
 def test_both_ways_are_served_and_drafts_are_counted(tiny):
     many = " ".join([*WORDS, *map(chr, range(33, 127))])  # random weights say some of it again
     result = bench(tiny, [many], num_drafts=2, levels=(1, 2), tokens=12, rounds=2, compiled=False)

@@ -186,6 +186,7 @@ def test_an_interrupt_while_starting_is_told_in_both_places(monkeypatch, caplog)
         Meeting(store, 0, 2).reached("loaded")
 
 
+@pytest.mark.slow
 def test_without_compilation_the_compilers_cache_folder_is_not_needed():
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": "/proc/none"}
     script = """

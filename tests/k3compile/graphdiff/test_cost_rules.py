@@ -193,6 +193,7 @@ def test_each_tier_is_priced_for_what_it_sends_and_reads(tier, collectives, gath
         assert saved == 4 * D * L * (parts - 1) // parts
 
 
+@pytest.mark.slow
 def test_tiers_by_row_count_are_priced_by_row_count():
     *_, final = tail_snapshots("tiers")
     alone = {tier: tail_snapshots(tier)[-1] for tier in ("fused", "overlap", "column")}

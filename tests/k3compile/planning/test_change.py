@@ -39,6 +39,7 @@ def test_a_million_tokens_want_a_shorter_request_or_dealt_out_latents_or_more_ra
     assert found[1:] == [{"dcp": 4}, {"tp": 16}]
 
 
+@pytest.mark.slow
 def test_fewer_ranks_with_another_change_stand_beside_more_ranks_alone():
     engine = replace(ENGINE, max_num_seqs=300)
     assert suggested(Question(K3, GPUS["h200"], 8, engine)) == [
@@ -133,6 +134,7 @@ def smaller(question: Question, name: str, value: int) -> list[int]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(questions())
+@pytest.mark.slow
 def test_a_suggestion_fits_and_nothing_smaller_does(question):
     plan = make_plan(question)
     assume(not plan.fits)

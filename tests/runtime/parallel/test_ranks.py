@@ -60,6 +60,7 @@ def test_the_group_opens_no_port():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_an_existing_group_is_joined():
     done = run("""
         import torch, torch.distributed as dist
