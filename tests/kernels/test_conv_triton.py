@@ -87,4 +87,8 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(conv_triton, "no_gpu", lambda *tensors: None)
     assert objection(*args) is None
     assert "float64" in objection(args[0].double(), *args[1:])
+    column = torch.zeros(8, dtype=torch.int32)[::2]
+    assert "export_slot has elements 2 apart" in objection(*args, column.contiguous(), column)
+    assert "rec_x has elements 2 apart" in objection(*args, torch.zeros(8, 3, 24)[..., ::2])
+    assert "cu has elements 2 apart" in objection(*args[:4], torch.arange(4)[::2])
     assert "weight has elements 12 apart" in objection(args[0], torch.randn(4, 12).t(), *args[2:])
