@@ -334,6 +334,7 @@ def test_inductor_exports_from_a_model_without_slots_and_copies_no_pool():
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_second_call_replaces_the_first_ones_checkpoints_whichever_graph_serves_it():
     model = Model()
     fast = compiled(model)

@@ -8,6 +8,7 @@ import torch
 from context_ranks import EIGHT, contexts, serve_compiled, served
 from k3compile.runtime.model import Model
 from k3compile.runtime.parallel.ranks import Ranks
+from lanes import slow
 from pretended_group import pretended_group
 from rank_pool import RankPool
 from small_models import Row, make_step, small_model
@@ -58,7 +59,7 @@ def compiled_on(rank: int, inner: str) -> tuple[list[str], Counter]:
     return forward.reports[0], sent
 
 
-@pytest.mark.parametrize("inner", ["eager", "aot_eager"])
+@pytest.mark.parametrize("inner", [slow("eager"), "aot_eager"])
 def test_one_graph_for_all_mixes_and_it_is_the_same_on_every_rank(inner):
     one, sent = compiled_on(0, inner)
     assert sent["all_gather_into_tensor"] == sent["all_to_all_single"] == 1

@@ -16,7 +16,7 @@ from k3compile.report import Report
 
 pytestmark = pytest.mark.usefixtures("own_reports")
 STATIC = CompileOptions(inner="aot_eager", verify="static")
-TWO_KINDS = dataclasses.replace(SMALL_LINEAR, num_hidden_layers=2, kda_layers=(0,))  # of every sort of part
+ONE_KIND = dataclasses.replace(SMALL_LINEAR, num_hidden_layers=1, kda_layers=())
 
 
 def kept_in_bfloat16(config) -> tuple[Model, Model]:
@@ -105,8 +105,11 @@ def test_under_inductor_too(config):
         check(compiled_and_eager(config, CompileOptions()))
 
 
-def test_the_plain_point_knows_nothing_of_it():
-    compiled = compiled_and_eager(TWO_KINDS, CompileOptions(features="plain", inner="aot_eager"), 5)
+@pytest.mark.parametrize(
+    "config", [ONE_KIND, pytest.param(SMALL_LINEAR, marks=pytest.mark.slow)], ids=["thin", "kimi-linear"]
+)
+def test_the_plain_point_knows_nothing_of_it(config):
+    compiled = compiled_and_eager(config, CompileOptions(features="plain", inner="aot_eager"), 5)
     assert not any(report.applied("read_bf16") for report in compiled.reports)
 
 

@@ -5,6 +5,7 @@ import torch
 from interpreted import check_op, check_samples, interpreted, meaning_of
 from k3compile.kernels.kda_decode import kda_decode
 from k3compile.kernels.kda_decode_triton import objection
+from lanes import thinned
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -40,7 +41,7 @@ def test_slots_move_in_place_and_their_neighbours_stay():
 
 
 @pytest.mark.parametrize("bound", [-5.0, 0.0])
-@pytest.mark.parametrize("f", [-1e4, -30.0, 30.0, 1e4])
+@pytest.mark.parametrize("f", thinned([-1e4, -30.0, 30.0, 1e4], 2))
 def test_gates_at_their_ends_stay_finite(f, bound):
     args = sample()
     args[2], args[11] = torch.full_like(args[2], f), bound

@@ -4,6 +4,7 @@ import pytest
 import torch
 from interpreted import outcome_of
 from kda_rows import check, poisoned
+from lanes import thinned
 
 
 def with_columns(args, offsets, places):
@@ -42,6 +43,7 @@ def test_a_checkpoint_of_a_long_row_has_the_bits_of_a_run_that_stops_on_the_grid
         assert torch.equal(left[place], stopped[args[6][1]])
 
 
+@pytest.mark.slow
 def test_checkpoints_of_wide_heads_have_both_halves():
     args = poisoned([5], keys=72)
     place = free_slot(args)
@@ -49,7 +51,10 @@ def test_checkpoints_of_wide_heads_have_both_halves():
     check("kda_prefill_export", with_columns(args, [5], [place]), more=[place])
 
 
-@pytest.mark.parametrize(("offset", "place"), [(7, 5), (-1, 5), (3, 70), (3, -1), (3, None)])
+WRONG = [(7, 5), (-1, 5), (3, 70), (3, -1), (3, None)]
+
+
+@pytest.mark.parametrize(("offset", "place"), thinned(WRONG, 2, several=True))
 def test_a_wrong_checkpoint_is_none(offset, place):
     args = poisoned([6])
     place = int(args[6][0]) if place is None else place

@@ -104,7 +104,8 @@ def test_a_mixture_somebody_else_reads_stays():
     assert "k3.attn_res_mix attn_res_mix has another user: add" in [r.reason for r in remarks]
 
 
-@pytest.mark.parametrize("name", [pytest.param("tiny", marks=pytest.mark.slow), "tiny-linear"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny", "tiny-linear"])
 def test_every_norm_of_a_layer_that_can_is_fused(name):
     config = K3Config.from_dict(config_json(PRESETS[name]))
     for kind in compile_kinds(config, CompileOptions(inner="aot_eager", verify="static")):

@@ -15,6 +15,7 @@ from k3compile.runtime.parallel.sharding import DRAFT, TARGET, part_of, split_of
 from k3compile.runtime.speculate.dspark_checkpoint import write_draft
 from k3compile.runtime.speculate.dspark_weights import load_draft, tensors_of
 from k3compile.runtime.weights import CheckpointError, load_model
+from lanes import thinned
 
 LAYER = "language_model.model.layers"
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
@@ -41,7 +42,10 @@ def same_parts(whole, part, table, ranks) -> None:
         assert torch.equal(part_of(full, split_of(table, name), ranks), local), name
 
 
-@pytest.mark.parametrize(("preset", "n"), [("tiny", 2), ("tiny", 8), ("tiny-linear", 4)])
+PARTS = [("tiny", 2), ("tiny-linear", 4), ("tiny", 8)]
+
+
+@pytest.mark.parametrize(("preset", "n"), thinned(PARTS, 1, several=True))
 def test_each_rank_has_its_part_of_every_value(folders, preset, n):
     whole = load_model(folders[preset], torch.float32, torch.bfloat16)
     for rank in range(n):

@@ -30,6 +30,7 @@ def test_every_op_with_a_second_implementation_here_has_a_cell():
     assert here - SHARED <= set(CELLS)
 
 
+@pytest.mark.slow
 def test_a_small_run_times_the_meaning_beside_each_implementation():
     result = bench(rounds=2, scale=0.001)
     found = {(t.op, t.case, t.by): t for t in result.timings}

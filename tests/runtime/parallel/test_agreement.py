@@ -94,6 +94,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch):
         assert str(error).startswith("ranks 2, 4 of 5 did not get to 'settings' in 0.5 s")
 
 
+@pytest.mark.slow
 def test_the_first_of_those_that_wait_says_for_whom_and_how_long(monkeypatch, caplog):
     monkeypatch.setattr(agreement, "GOODBYE_S", 0.2)
     monkeypatch.setattr(waiting, "FIRST_S", 0.3)
@@ -155,6 +156,7 @@ def test_a_rank_that_still_loads_hears_it(monkeypatch):
     assert str(told) == "rank 1 ended: RuntimeError: no memory"
 
 
+@pytest.mark.slow
 def test_progress_is_that_of_the_slowest_and_keeps_patience(monkeypatch):
     monkeypatch.setattr(agreement, "PROGRESS_S", 0.0)
 

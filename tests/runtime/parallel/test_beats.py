@@ -57,6 +57,7 @@ def test_the_first_trouble_is_heard_by_all_at_once(two):
     assert first.trouble == second.trouble == "rank 1 is stuck"
 
 
+@pytest.mark.slow
 def test_lists_are_published_when_one_asks(two):
     first, second = two.beats
     first.start()

@@ -141,6 +141,7 @@ def test_a_follower_ends_a_rank_0_that_stands_still(others):
     assert dead(others[0])
 
 
+@pytest.mark.slow
 def test_a_follower_leaves_rank_0_alone_that_it_cannot_hear_as_the_store_does_not_answer(others):
     beats = Quiet("run", "run", "run")
     beats.still, beats.answers = {0}, False
@@ -150,6 +151,7 @@ def test_a_follower_leaves_rank_0_alone_that_it_cannot_hear_as_the_store_does_no
     assert others[0].poll() is None
 
 
+@pytest.mark.slow
 def test_whoever_hangs_while_he_is_told_does_not_hold_the_process(monkeypatch, others):
     monkeypatch.setattr(farewell, "HARD_S", 0.3)
     ended = []

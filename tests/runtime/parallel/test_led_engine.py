@@ -142,9 +142,8 @@ def test_ranks_that_share_the_tokens_of_a_page_give_those_of_one_rank(name, rank
     assert sum(stats.drafts_proposed) > 0
 
 
-@pytest.mark.parametrize(
-    "name", ["drafts and prefixes", pytest.param("a draft model", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["drafts and prefixes", "a draft model"])
 def test_aborts_between_steps_leave_all_ranks_alike(name):
     """H22: what a client does reaches the ranks as what the leader makes of it."""
     aborts = {3: 0, 5: 3, 6: 5, 9: 1, 14: 11}
@@ -153,6 +152,7 @@ def test_aborts_between_steps_leave_all_ranks_alike(name):
     assert list(several.answers[1].values()).count("abort") >= 3
 
 
+@pytest.mark.slow
 def test_seeds_give_the_tokens_of_one_rank():
     params = SamplingParams(temperature=1.1, top_p=0.9, seed=5, max_tokens=6, ignore_eos=True)
     several, alone = (run(n, "a draft model", Served(params=params)) for n in (2, 1))

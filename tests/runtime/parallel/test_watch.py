@@ -90,6 +90,7 @@ def test_an_error_while_loading_is_for_others_to_tell(job):
     assert job.told == [[], []]
 
 
+@pytest.mark.slow
 def test_inside_a_step_another_one_does_not_start_the_clock_again(job):
     leader, _ = job.start()
     with leader.step("step"):
@@ -204,6 +205,7 @@ def test_a_follower_that_nobody_told_to_end_ends_when_rank_0_has_left(jumpy):
     assert "rank 0 has ended and this rank was not told to" in follower.trouble
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_never_heard_ends_the_others(monkeypatch):
     monkeypatch.setattr(watching, "MEET_S", 0.2)
     monkeypatch.setattr(watching, "PATIENT", 1.0)

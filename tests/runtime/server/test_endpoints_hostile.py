@@ -217,6 +217,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(
     path=st.sampled_from([CHAT, COMPLETIONS]),
     change=st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), VALUES, max_size=4),

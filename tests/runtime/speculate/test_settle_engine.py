@@ -11,6 +11,7 @@ from k3compile.runtime.engine_config import EngineConfig
 from k3compile.runtime.make_engine import make_engine
 from k3compile.runtime.request import Request, SamplingParams
 from k3compile.runtime.speculate.draft import Draft
+from lanes import slow
 from small_models import SMALL, small_model
 
 CONFIG = dataclasses.replace(SMALL, num_hidden_layers=5, kda_layers=(0, 1, 2, 4), attn_res_block_size=2)
@@ -99,7 +100,7 @@ def next_turn(prompt, output):
 
 
 @BOTH
-@pytest.mark.parametrize("cached", [False, True], ids=["", "prefix cache"])
+@pytest.mark.parametrize("cached", [slow(False), True], ids=["", "prefix cache"])
 @pytest.mark.parametrize("drafts", [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 3)), 8])
 def test_tokens_are_those_without_drafts_in_both_turns(alone, drafts, cached, replay):
     first, second = alone
