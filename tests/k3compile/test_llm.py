@@ -37,6 +37,7 @@ def test_a_text_is_continued_by_the_models_best_tokens(llm):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(answer.prompt_token_ids), 12)
 
 
+@pytest.mark.slow
 def test_prompts_may_be_texts_or_ids_one_or_many(llm):
     ids = llm.tokenizer.encode("Hello")
     expected = llm.generate("Hello", GREEDY)[0].token_ids

@@ -49,7 +49,7 @@ def gradients(config, index, forward):
     return y.detach(), dict(zip(["p", *weights], found))
 
 
-OPENED = pytest.param(True, id="open_ops"), pytest.param(False, id="as it comes")
+OPENED = pytest.param(True, id="open_ops", marks=pytest.mark.slow), pytest.param(False, id="as it comes")
 
 
 @pytest.mark.parametrize("opened", OPENED)

@@ -60,8 +60,7 @@ def random_rows(random_state: random.Random, seen: dict[int, int], pages: dict[i
 @pytest.mark.parametrize(
     ("config", "kinds", "replay"),
     [
-        (FIVE, 4, True),
-        pytest.param(SMALL, 4, True, marks=pytest.mark.slow),
+        *(pytest.param(config, 4, True, marks=pytest.mark.slow) for config in (FIVE, SMALL)),
         pytest.param(SMALL_LINEAR, 3, True, marks=pytest.mark.slow),
         pytest.param(SMALL_LINEAR, 3, False, marks=pytest.mark.slow),
     ],

@@ -13,6 +13,7 @@ from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.runtime.model import DecoderLayer
 from k3compile.runtime.moe import Moe
 from k3compile.runtime.weights import load_model
+from lanes import thinned
 from small_models import Row, make_step
 
 mx = pytest.importorskip("mlx.core", reason="mlx is the oracle")
@@ -121,7 +122,7 @@ def test_every_layer_agrees_on_the_same_inputs(pair, monkeypatch):
 SIZES = {"whole": [80], "step by step": [1] * 24, "mixed": [40, *[1] * 8, 32]}
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("sizes", thinned(SIZES.values(), 1), ids=SIZES)
 def test_logits_agree_whole_and_step_by_step(pair, sizes):
     ours, exact, theirs = pair
     excluded = np.any([*close_calls(exact).values()], axis=0)[: sum(sizes)]

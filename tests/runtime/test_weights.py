@@ -15,7 +15,6 @@ from k3compile.runtime.checkpoint import make_checkpoint
 from k3compile.runtime.layout import entries
 from k3compile.runtime.presets import PRESETS
 from k3compile.runtime.weights import SHOWN, CheckpointError, load_model
-from lanes import slow
 from safetensors.torch import load_file, save_file
 
 LAYER = "language_model.model.layers"
@@ -183,7 +182,8 @@ def test_the_head_is_never_dropped_and_never_invented(copy, outer, inner, head, 
         assert ("has a head of its own" in caplog.text) == bool(tied and head == "different")
 
 
-@pytest.mark.parametrize("ranks", [slow(1), 8])
+@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.slow
 def test_memory_peaks_at_the_part_of_a_rank_and_little_more(wide, ranks):
     """Counts the process's own memory, not mapped file pages, which the system may drop at any time."""
     done = python(MEASURE, str(wide), str(ranks))

@@ -29,6 +29,7 @@ def test_a_pass_is_worth_what_its_absence_costs():
     assert table(result).row_count == 2
 
 
+@pytest.mark.slow
 def test_sites_are_counted_over_all_layers():
     config = dataclasses.replace(SMALL_LINEAR, num_hidden_layers=3, kda_layers=(1, 2), vocab_size=256)
     model = small_model(config, torch.float32)

@@ -92,6 +92,7 @@ def test_random_weights_know_nothing_and_are_served_to_the_end(folder, tokenizer
     assert not llm.engine.step()
 
 
+@pytest.mark.slow
 def test_the_table_has_a_line_for_each_task(folder):
     shares = bench(folder, 1, 0, {"max_num_seqs": 8})
     assert shares.keys() == set(tasks)

@@ -44,6 +44,7 @@ def test_every_pass_is_explained_with_equal_layers_folded(checkpoint, capsys):
     assert "k3.rms_norm" in text.split("\nlower: ")[1]
 
 
+@pytest.mark.slow
 def test_one_pass_as_json(thin, capsys):
     assert explain(thin, pass_name="contiguous_views", as_json=True) == 0
     kinds = json.loads(capsys.readouterr().out)

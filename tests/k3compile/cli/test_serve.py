@@ -146,6 +146,7 @@ def test_a_chat_streamed_or_not_is_the_same(served):
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 24
 
 
+@pytest.mark.slow
 def test_two_chats_at_once_give_what_each_gives_alone(served):
     def ask(word, out):
         messages = [{"role": "user", "content": word}]

@@ -87,6 +87,7 @@ def test_the_groups_of_a_context_have_one_name_and_their_own_ranks():
     assert [rest for _, *rest in found] == [[0, [0, 1]], [1, [0, 1]], [0, [2, 3]], [1, [2, 3]]]
 
 
+@pytest.mark.slow
 def test_processes_that_have_not_met_are_refused():
     done = run("from k3compile.runtime.parallel.ranks import group; group()", WORLD_SIZE="8")
     assert done.returncode != 0

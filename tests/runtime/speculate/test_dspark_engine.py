@@ -157,6 +157,7 @@ def test_context_rows_are_in_the_pages_before_a_step_is_committed(parts):
     assert order == ["observe", "commit"] * (len(order) // 2)
 
 
+@pytest.mark.slow
 def test_context_rows_come_back_from_the_disk_with_their_pages(parts, plain, tmp_path):
     prefixes = {"prefix_cache": True, "block_size": 64, "prefix_match_unit": 16}
     config = EngineConfig(num_drafts=5, offload_dir=str(tmp_path), **prefixes, **SIZES)

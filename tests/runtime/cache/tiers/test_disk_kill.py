@@ -48,6 +48,7 @@ def engines_killed(folder: Path, rounds: int, seed: int) -> None:
     assert seen["cached"] > 28 * rounds  # of 180 tokens of six prompts
 
 
+@pytest.mark.slow
 def test_an_engine_killed_while_it_serves_leaves_a_folder_from_which_the_next_serves_right(tmp_path):
     engines_killed(tmp_path / "tier", 5, seed=0)
 
