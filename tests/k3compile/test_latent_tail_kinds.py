@@ -26,7 +26,8 @@ def of_pass(report):
     return [r for r in found if r.kind != "note"]
 
 
-@pytest.mark.parametrize("inner", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
+@pytest.mark.slow  # tests/passes/test_latent_tail_model.py has the layer alone
+@pytest.mark.parametrize("inner", ["eager", "aot_eager"])
 def test_every_kind_of_layer_with_experts_has_its_op(inner):
     options = CompileOptions(inner=inner, verify="static", require={"latent_tail": 1})
     for kind in compile_kinds(SMALL, options):

@@ -46,6 +46,7 @@ def doubt(llm, prompt, expected):
     return fit(said, expected)
 
 
+@pytest.mark.slow
 def test_answers_come_as_often_as_the_model_says(llm, prompt, expected):
     assert doubt(llm, prompt, expected) > 1e-3
 

@@ -9,13 +9,19 @@ import pytest
 from alias_fuzz import DEPTHS, FRESH, FULL, RESULTS, Mismatch, check, complaint, count_of, run, shrunk
 from alias_writer import Program, written
 from k3compile.passes.aliasing import Aliases
-from lanes import thinned
+from lanes import slow, thinned
 
 pytestmark = pytest.mark.usefixtures("rev_into")
 
 
-@pytest.mark.parametrize("first", [0, FRESH], ids=["fixed", "fresh"])
-@pytest.mark.parametrize("depth", ["functional", "aot_eager"])
+FEW = [("functional", 0), ("aot_eager", FRESH), ("functional", FRESH), ("aot_eager", 0)]
+
+
+@pytest.mark.parametrize(
+    ("depth", "first"),
+    [*FEW[:2], *(slow(one, several=True) for one in FEW[2:])],
+    ids=["functional-fixed", "aot_eager-fresh", "functional-fresh", "aot_eager-fixed"],
+)
 def test_a_few_programs_do_what_eager_does(depth, first):
     print(f"python tests/helpers/alias_fuzz.py {depth} {first} {count_of(depth, 'fast')}")
     totals = run(depth, first, count_of(depth, "fast"))

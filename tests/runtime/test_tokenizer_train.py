@@ -39,6 +39,7 @@ def test_every_learned_token_is_reached_by_the_encoder(tmp_path, num_ranks):
         assert tok._encoding._encode_single_piece(tok.decode_bytes([rank])) == [rank]
 
 
+@pytest.mark.slow
 def test_english_and_code_take_fewer_tokens_than_bytes(tmp_path):
     tok = tokenizer(tmp_path, train_bpe(None, 768))
     text = "She wrote the name of every ship.\nfor index in range(10):\n    print(index)\n"

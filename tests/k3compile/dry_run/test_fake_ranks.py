@@ -30,6 +30,7 @@ except KeyError:
 """
 
 
+@pytest.mark.slow
 def test_ranks_come_and_go_in_one_process():
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300, check=False

@@ -7,6 +7,7 @@ from k3compile.passes.canonicalize import CANONICALIZE
 from k3compile.passes.latent_tail import LATENT_TAIL
 from k3compile.passes.lower import Lower
 from k3compile.passes.snapshot import snapshot
+from lanes import thinned
 from latent_tails import k3_norm, make_args, tail, where_after
 from pretended_group import pretended_group
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -181,7 +182,7 @@ def at(found, tokens):
 
 @pytest.mark.parametrize(
     ("tier", "collectives", "gathered", "parts"),
-    [("overlap", 2, 0, 1), ("fused", 3, 4 * D // RANKS, RANKS), ("column", 2, 0, RANKS)],
+    thinned([("overlap", 2, 0, 1), ("fused", 3, 4 * D // RANKS, RANKS), ("column", 2, 0, RANKS)], 1, True),
 )
 def test_each_tier_is_priced_for_what_it_sends_and_reads(tier, collectives, gathered, parts):
     before, after, final = tail_snapshots(tier)

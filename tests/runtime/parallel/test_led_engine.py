@@ -193,7 +193,8 @@ def test_what_drafts_cost_is_measured_on_all_ranks():
     assert_together(several)
 
 
-@pytest.mark.parametrize("place", [pytest.param("observe", marks=pytest.mark.slow), "choose"])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["observe", "choose"])
 def test_a_drafter_that_fails_on_rank_0_is_switched_off_for_all(place):
     def broken(*_):
         raise ValueError("no idea")
