@@ -16,7 +16,8 @@ namespace {
 
 constexpr int64_t FEW = 8;         // rows of x up to which w is widened as it streams, anew for each GROUP
 constexpr int GROUP = 8;           // rows of x whose sums fit the registers
-constexpr int64_t STRIP = 16;      // rows of w that a thread takes at a time where it streams
+constexpr int64_t STRIP = 16;      // rows of w that a thread takes at a time where it streams, or a multiple
+constexpr int64_t MOST = 4;        // STRIPs in a row: what is fetched ahead of the last is another thread's
 constexpr int64_t PANEL = WIDE * W;              // rows of w side by side
 constexpr int64_t BLOCK = W == 16 ? 128 : 64;    // rows of w turned together
 constexpr int64_t ROWS = 192;                    // rows of x for each turning
@@ -43,7 +44,8 @@ void stream(const Linear& p, const float* x, const uint16_t* w, int64_t first, i
     for (int i = 0; i < N; i++)
       for (int u = 0; u < U; u++) {
         const uint16_t* at = w + i * p.w_stride + c + u * W;
-        if (u * W % LINE == 0) __builtin_prefetch(at + (N == 1 ? AHEAD : N * p.w_stride));
+        // into L2: what a core may await in L1 is less than memory gives in that time
+        if (u * W % LINE == 0) __builtin_prefetch(at + (N == 1 ? AHEAD : N * p.w_stride), 0, 2);
         const vf wide = load(at);
         for (int r = 0; r < M; r++) sum[r][i][u] += wide * load(x + r * p.x_stride + c + u * W);
       }
@@ -118,11 +120,12 @@ void run(const Linear& p, int64_t threads) {
   if (p.rows * p.outputs * p.columns <= SMALL) threads = 1;
   Tasks work;
   if (p.rows <= FEW) {
-    const int64_t strips = (p.outputs + STRIP - 1) / STRIP;
+    const int64_t rows = STRIP * std::clamp<int64_t>(p.outputs / (4 * threads * STRIP), 1, MOST);
+    const int64_t strips = (p.outputs + rows - 1) / rows;
     auto body = [&](Team) {
       for (int64_t t; work.take(strips, t);)
         for (int64_t m = 0; m < p.rows; m += GROUP)
-          strip<GROUP>(p, m, t * STRIP, std::min(STRIP, p.outputs - t * STRIP));
+          strip<GROUP>(p, m, t * rows, std::min(rows, p.outputs - t * rows));
     };
     return parallel(threads, body);
   }
