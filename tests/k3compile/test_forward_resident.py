@@ -73,7 +73,7 @@ def error(got, want) -> float:
 
 def check(compiled: Compiled):
     _, _, got, eager, want = compiled
-    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)  # eager itself is off by most of that
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)  # eager is off by most of it
     assert error(got, want) <= 1.1 * error(eager, want)
     *layers, head = compiled.reports
     assert head.applied("read_bf16") == 1
