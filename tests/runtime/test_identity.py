@@ -6,11 +6,14 @@ fewer and narrower layers of the same kinds.
 """
 
 import random
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
 from identity import LENGTHS, PreemptAt, ask, prompts, serve, serve_alone, start
 from k3compile.runtime.checkpoint import make_checkpoint
+from k3compile.runtime.model import Model
 from k3compile.runtime.weights import load_model
 from lanes import thinned
 from oracle_drafter import OracleDrafter
@@ -18,7 +21,6 @@ from small_models import dealt, small_model
 
 SHORT = (1, 2, 33, 64, 65, 130)
 FIVE_LAYERS = dealt(2)  # of all kinds
-VOCAB = 90  # ids of text among the small model's 96
 WAYS = {
     "whole prompts": {},
     "budget 64": {"max_num_batched_tokens": 64},
@@ -38,20 +40,37 @@ CACHED = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """The tiny preset in float64."""
-    return load_model(make_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny", seed=0), torch.float64)
+def folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny", seed=0)
 
 
 @pytest.fixture(scope="module")
-def small():
-    return small_model(FIVE_LAYERS)
+def model(folder):
+    """The tiny preset in float64."""
+    return load_model(folder, torch.float64)
+
+
+class Small(NamedTuple):
+    """A model for short prompts, and how many ids of text it knows."""
+
+    model: Model
+    vocab: int
+    without_replay: Callable[[], Model]
+
+
+@pytest.fixture(scope="module", params=["five layers", pytest.param("tiny", marks=pytest.mark.slow)])
+def small(request):
+    if request.param == "five layers":
+        return Small(small_model(FIVE_LAYERS), 90, lambda: small_model(FIVE_LAYERS, state_replay=False))
+    folder = request.getfixturevalue("folder")
+    model = request.getfixturevalue("model")
+    return Small(model, 1024, lambda: load_model(folder, torch.float64, state_replay=False))
 
 
 @pytest.fixture(scope="module")
 def short(small):
-    asked = prompts(SHORT, VOCAB)
-    return asked, serve_alone(small, asked, 40)
+    asked = prompts(SHORT, small.vocab)
+    return asked, serve_alone(small.model, asked, 40)
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +88,13 @@ def assert_same(answers, alone):
 @pytest.mark.parametrize("way", [pytest.param(w, marks=pytest.mark.slow) if w in COSTLY else w for w in WAYS])
 def test_short_prompts_get_their_tokens_in_company(small, short, way):
     asked, alone = short
-    assert_same(serve(small, asked, 40, **WAYS[way]), alone)
+    assert_same(serve(small.model, asked, 40, **WAYS[way]), alone)
 
 
 def test_requests_thrown_out_at_decode_token_37_go_on_as_before(small, short):
     asked, alone = short
     hook = PreemptAt([1, 3, 5], token=37)
-    assert_same(serve(small, asked, 40, between_steps=hook, max_num_seqs=4), alone)
+    assert_same(serve(small.model, asked, 40, between_steps=hook, max_num_seqs=4), alone)
     assert not hook.left
 
 
@@ -90,24 +109,24 @@ def test_a_request_thrown_out_in_the_middle_of_its_prompt_starts_again(small, sh
                     engine.scheduler.preempt(request)
 
     hook = InThePrompt([3, 5], 0)
-    assert_same(serve(small, asked, 40, between_steps=hook, max_num_batched_tokens=40), alone)
+    assert_same(serve(small.model, asked, 40, between_steps=hook, max_num_batched_tokens=40), alone)
     assert not hook.left
 
 
 @pytest.fixture(scope="module")
 def conversation(small):
     """Two turns of three conversations with one beginning, around a boundary, as each is served alone."""
-    common = prompts([63], VOCAB, seed=1)[0]
-    first = [[*common, *more] for more in prompts([1, 2, 70], VOCAB, seed=2)]
-    answers = serve_alone(small, first, 8)
-    more = prompts([9, 50, 3], VOCAB, seed=3)
+    common = prompts([63], small.vocab, seed=1)[0]
+    first = [[*common, *more] for more in prompts([1, 2, 70], small.vocab, seed=2)]
+    answers = serve_alone(small.model, first, 8)
+    more = prompts([9, 50, 3], small.vocab, seed=3)
     second = [[*p, *a.tokens, *new] for p, a, new in zip(first, answers, more)]
-    return (first, answers), (second, serve_alone(small, second, 8))
+    return (first, answers), (second, serve_alone(small.model, second, 8))
 
 
 @pytest.mark.parametrize("way", thinned(CACHED, 2))
 def test_conversations_that_go_on_from_the_cache_are_those_without_it(small, conversation, way):
-    engine = start(small, 400, prefix_cache=True, **CACHED[way])
+    engine = start(small.model, 400, prefix_cache=True, **CACHED[way])
     first, second = conversation
     for asked, alone in (first, first, second):
         assert_same(ask(engine, asked, 8), alone)
@@ -123,14 +142,13 @@ def test_conversations_that_go_on_from_the_cache_are_those_without_it(small, con
 def test_short_prompts_get_their_tokens_when_drafts_are_verified(small, short, replay, cached):
     """Of four drafts none to all are right; states are kept inside the rows that are verified."""
     asked, alone = short
-    if not replay:
-        small = small_model(FIVE_LAYERS, state_replay=False)
+    model = small.model if replay else small.without_replay()
     more = {"prefix_cache": True, "block_size": 16, "page_size": 16} if cached else {}
-    engine = start(small, 200, num_drafts=4, state_replay=replay, max_num_seqs=4, **more)
+    engine = start(model, 200, num_drafts=4, state_replay=replay, max_num_seqs=4, **more)
     rng = random.Random(0)
     known = {tuple(p): [*a.tokens, 0, 0, 0, 0] for p, a in zip(asked, alone)}
     engine.speculation.drafter = OracleDrafter(
-        lambda prompt: known[tuple(prompt)], VOCAB, 4, lambda request: rng.randrange(5)
+        lambda prompt: known[tuple(prompt)], small.vocab, 4, lambda request: rng.randrange(5)
     )
     assert_same(ask(engine, asked, 40), alone)
     assert engine.stats().drafts_accepted[3] > 0
