@@ -8,6 +8,7 @@ from k3compile.runtime.cache.orders import Clear, Copy, Fold, Poison, PoisonAll
 from k3compile.runtime.parallel.recorder import Mark
 from k3compile.runtime.parallel.wire import (
     HEAD,
+    MAGIC,
     Ask,
     Command,
     Malformed,
@@ -125,10 +126,17 @@ def test_a_number_that_changed_on_the_way_is_refused_or_another_command(command,
 
 
 @settings(deadline=None)
-@given(st.lists(INT64, min_size=2, max_size=60))
+@given(st.lists(INT64, min_size=2, max_size=60).filter(lambda numbers: numbers[0] != MAGIC))
 def test_foreign_numbers_are_refused(numbers):
     with pytest.raises(Malformed, match="no command, or one of another version"):
         decode(torch.tensor(numbers))
+
+
+@settings(deadline=None)
+@given(st.lists(INT64, min_size=1, max_size=HEAD - 2))
+def test_our_mark_before_foreign_numbers_is_not_enough(numbers):
+    with pytest.raises(Malformed, match=r"a command of -?[0-9]+ numbers"):
+        decode(torch.tensor([MAGIC, *numbers]))
 
 
 def test_every_piece_is_a_tensor_of_its_own():
