@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from .kernels.native import alone
-from .replay import Replays
 
 FEW_ROWS = 8  # up to which loops between our kernels are shorter than it takes to start threads
 ARGUMENTS = "self, p, blocks, pools, step"  # of DecoderLayer.forward
@@ -28,10 +27,10 @@ Inputs = Callable[..., tuple]
 
 
 class Direct:
-    """Which graph each layer runs, once it ran through Dynamo. replay: whether few rows are recorded."""
+    """Which graph each layer runs, once it ran through Dynamo. through_dynamo: calls that did so."""
 
-    def __init__(self, replay: bool = True) -> None:
-        self.replays = Replays() if replay else None
+    def __init__(self) -> None:
+        self.through_dynamo = 0
         self._ran: tuple[Graph, Inputs] | None = None
         self._bound: WeakKeyDictionary[nn.Module, tuple[Any, Hashable, Graph, Inputs]]
         self._bound = WeakKeyDictionary()
@@ -61,15 +60,12 @@ class Direct:
             if p.shape[0] > FEW_ROWS:
                 return graph(*inputs(layer, p, blocks, pools, step))[0]
             with alone:
-                if self.replays is None:
-                    return graph(*inputs(layer, p, blocks, pools, step))[0]
-                return self.replays.call(graph, inputs, layer, p, blocks, pools, step)
+                return graph(*inputs(layer, p, blocks, pools, step))[0]
         self._ran = None
+        self.through_dynamo += 1
         result = forward(layer, p, blocks, pools, step)
         if self._ran is not None:
             self._bound[layer] = (pools, look, *self._ran)
-            if self.replays is not None:
-                self.replays.forget(layer)
         return result
 
     def _look(self, p: Tensor, blocks: Tensor, step: Any) -> Hashable:

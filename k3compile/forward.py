@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from .backend import compile_with_report
-from .direct import Direct
+from .direct import FEW_ROWS, Direct
 from .export import Request, asking
 from .kernels.choice import Chosen, Compute, by_meaning
 from .options import CompileOptions
+from .replay import Replays
 from .report import Report
 from .runtime.cache.pools import KdaPools, MlaPools
 from .runtime.model import UNBACKED_SOURCES, DecoderLayer, Model, scores
@@ -62,7 +63,7 @@ class LayerCompiler:
             probe_processor()
         self.options, self.max_requests = options, max_requests
         self.reports: list[Report] = []  # one a graph, in the order of compilation
-        self._direct = Direct(options.replay) if function is DecoderLayer.forward else None
+        self._direct = Direct() if function is DecoderLayer.forward else None
         self._forward = torch.compile(
             own_copy(function),
             backend=self._backend,
@@ -73,6 +74,10 @@ class LayerCompiler:
 
     def __call__(self, *args: Any) -> Tensor:
         return self._forward(*args) if self._direct is None else self._direct.call(self._forward, *args)
+
+    def through_dynamo(self) -> int:
+        """Calls of layers that Dynamo was asked about, to find their graph or to compile it."""
+        return self._direct.through_dynamo if self._direct else 0
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self._direct is None:
@@ -108,14 +113,22 @@ class CompiledForward:
         self.compute: Compute = by_meaning if options.plain else Chosen(asked)  # what ops outside layers are
         kept = model.place.resident == model.place.dtype  # else the head is widened, which a pass avoids
         self.head = None if kept else LayerCompiler(options, function=scores)
+        on_host = options.replay and model.place.device.type == "cpu"
+        self.replays = Replays(self._graphs, self.layer.through_dynamo) if on_host else None
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
         # Graphs are guarded by whether inputs are inference tensors: the caller's mode must not matter.
         with torch.inference_mode(self._inference), torch.no_grad():
             if step.tokens.is_inference() != self._inference:
                 step = Step(*(t.clone() for t in step))
-            with asking(Request(step.export_offset, step.export_slot)):
-                return self.model(step, self.pools, layer=self.layer)
+            if self.replays is not None and step.tokens.shape[0] <= FEW_ROWS:
+                return self.replays.call(step, self.model, self.pools)
+            return self._graphs(step)
+
+    def _graphs(self, step: Step) -> tuple[Tensor, Tensor]:
+        """The pass, each layer by its graph."""
+        with asking(Request(step.export_offset, step.export_slot)):
+            return self.model(step, self.pools, layer=self.layer)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As Model.logits; compiled where the head is kept in another dtype than activations have."""

@@ -37,7 +37,7 @@ class CompileOptions:
     disable: passes not to run. range_source: how an index may be known to be a range; ``check`` is
     ``prove+annotate`` with every annotated index compared with its values at each call (slow: it waits for
     the device). report: file that receives the reports as well. inductor: Inductor's own options. replay:
-    whether a compiled model's layers run steps of few rows on a CPU as recorded calls (replay.py).
+    whether a compiled model runs steps of few rows on a CPU as recorded calls (replay.py).
     """
 
     features: str | tuple[str, ...] = "default"

@@ -22,9 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .kernels.native import unwritten, written_down
 from .kernels.op import NAMESPACE, OPS, Implementation
+from .program import Call
 from .torch_private import instead_of_generated_code
-
-Call = tuple[Callable[..., Any], tuple]
 
 COLLECTIVES = ("_c10d_functional", "c10d", "c10d_functional", "symm_mem")
 MAKE_MEMORY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
@@ -59,6 +58,7 @@ class Recording(TorchDispatchMode):
         with ExitStack() as stack:
             stack.enter_context(written_down(self.calls, self.kept))
             stack.enter_context(instead_of_generated_code(self._generated))
+            stack.enter_context(HostReads(self))
             stack.enter_context(self)
             yield
         if not self._pieces:

@@ -7,6 +7,7 @@ front door reaches under torch's surface.
 from __future__ import annotations
 
 import copy
+import ctypes
 import hashlib
 import re
 import threading
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ __all__ = [
     "await_probe",
     "bisecting",
     "bisector_veto",
+    "c_function",
     "cache_folder",
     "clone_dynamo_graph",
     "clone_graph",
@@ -311,6 +314,17 @@ def instead_of_generated_code(run: Callable[[Callable[..., Any], list[Any]], Any
             yield
         finally:
             CompiledFxGraph.__call__ = kept
+
+
+def c_function(kernel: Callable[..., Any]) -> int | None:
+    """Address of the C function behind a kernel that Inductor generated for a CPU: a module of one function,
+    which has its name and takes the same arguments, tensors as pointers. None for any other callable.
+    """
+    file = getattr(getattr(kernel, "__self__", None), "__file__", None)
+    if not isinstance(kernel, BuiltinFunctionType) or file is None:
+        return None
+    found = getattr(ctypes.CDLL(file), kernel.__name__, None)
+    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
 
 
 def min_cut_partition(*args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@
     prefill    one request, ``prompt`` tokens in one pass          tokens/s, share of the matmul rate
     decode     one request, one token a pass                       tokens/s, share of the read bandwidth
     TTFT       the same prefill with its logits and the argmax     ms
-    host       a pass of one token on tiny widths, by layer kind   µs a layer, arithmetic negligible
+    host       a layer's graph (no replay), one token, tiny widths  µs by kind, arithmetic negligible
     peak       resident memory of the process while the mode ran   MB
 
 All modes share weights and pools; rounds take turns, so a disturbance meets each of them.
@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..forward import compile_forward, null_step, unbacked_rows
+from ..forward import CompiledForward, compile_forward, null_step, unbacked_rows
 from ..options import CompileOptions
 from ..runtime.cache.writes import clear
 from ..runtime.checkpoint import make_checkpoint
@@ -39,6 +39,7 @@ RESIDENT = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PAGE = 64
 SLOT = 1  # slot 0 and page 0 belong to nobody
 Layer = Callable[..., Tensor]
+Forward = Callable[[Step], tuple[Tensor, Tensor]]
 Logits = Callable[[Tensor], Tensor]
 
 
@@ -118,8 +119,8 @@ def bench_one(
     passes, compiling, peaks = {}, {}, {}
     for mode in modes:
         with peak_since() as peak:
-            layer, logits, compiling[mode] = layer_of(mode, model, pools)
-            passes[mode] = Passes(model, pools, layer, prompt, pages, logits)
+            forward, logits, compiling[mode] = forward_of(mode, model, pools)
+            passes[mode] = Passes(model, pools, forward, prompt, pages, logits)
             passes[mode].prefill()
             passes[mode].decode(1)
         peaks[mode] = peak.bytes
@@ -142,23 +143,33 @@ def bench_one(
     return ModelResult(name, len(kinds), prompt, touched_bytes(model), matmul_flops(model, prompt), found)
 
 
-def layer_of(mode: str, model: Model, pools: Sequence) -> tuple[Layer, Logits, float]:
-    """What runs a layer in ``mode`` and what the head, warmed up, and how long that took in seconds."""
-    if mode == "eager":
-        return DecoderLayer.forward, model.logits, 0.0
+def forward_of(mode: str, model: Model, pools: Sequence) -> tuple[Forward, Logits, float]:
+    """What runs a step in ``mode`` and what the head, warmed up, and how long that took in seconds."""
     if mode in ("plain", "k3"):
-        options = CompileOptions(features="plain") if mode == "plain" else CompileOptions()
-        forward = compile_forward(model, pools, options)
-        return forward.layer, forward.logits, forward.seconds
-    layer = torch.compile(
-        DecoderLayer.forward, backend="inductor", fullgraph=True, dynamic=False, isolate_recompiles=True
-    )
+        forward = compiled(mode, model, pools)
+        return forward, forward.logits, forward.seconds
+    layer = layer_of(mode)
+    forward = partial(model, pools=pools, layer=layer)
 
     def warm_up() -> None:
         with torch.no_grad(), unbacked_rows():
-            model(null_step(model.place.device), pools, layer=layer)
+            forward(null_step(model.place.device))
 
-    return layer, model.logits, seconds(warm_up)
+    return forward, model.logits, 0.0 if mode == "eager" else seconds(warm_up)
+
+
+def compiled(mode: str, model: Model, pools: Sequence) -> CompiledForward:
+    """The model compiled with the features of ``plain`` or ``k3``."""
+    return compile_forward(model, pools, CompileOptions(features="plain") if mode == "plain" else None)
+
+
+def layer_of(mode: str) -> Layer:
+    """What runs a layer without us."""
+    if mode == "eager":
+        return DecoderLayer.forward
+    return torch.compile(
+        DecoderLayer.forward, backend="inductor", fullgraph=True, dynamic=False, isolate_recompiles=True
+    )
 
 
 class Passes:
@@ -168,13 +179,13 @@ class Passes:
         self,
         model: Model,
         pools: Sequence,
-        layer: Layer,
+        forward: Forward,
         prompt: int,
         pages: int,
         logits: Logits | None = None,
     ) -> None:
         self.logits = logits or model.logits
-        self.model, self.pools, self.layer, self.prompt = model, pools, layer, prompt
+        self.model, self.pools, self.forward, self.prompt = model, pools, forward, prompt
         generator = torch.Generator().manual_seed(0)
         self.tokens = torch.randint(0, 256, (prompt,), generator=generator)
         self.table = torch.arange(1, pages + 1).view(1, -1)
@@ -191,7 +202,7 @@ class Passes:
             seen=torch.tensor([seen]),
             pages=self.table,
         )
-        return self.model(step, self.pools, layer=self.layer)[0]
+        return self.forward(step)[0]
 
     @torch.no_grad()
     def prefill(self) -> Tensor:
@@ -223,10 +234,13 @@ def host_by_kind(modes: Sequence[str], rounds: int = 30) -> dict[str, dict[objec
     found = {}
     for mode in modes:
         times: dict[object, list[float]] = {}
-        timed = partial(time_layer, layer_of(mode, model, pools)[0], kinds, times)
-        with torch.no_grad():
+        layer = compiled(mode, model, pools).layer if mode in ("plain", "k3") else layer_of(mode)
+        timed = partial(time_layer, layer, kinds, times)
+        step = null_step(model.place.device)
+        with torch.no_grad(), unbacked_rows():
+            model(step, pools, layer=layer)
             for _ in range(rounds):
-                model(null_step(model.place.device), pools, layer=timed)
+                model(step, pools, layer=timed)
         found[mode] = {kind: Sample(tuple(values)).median for kind, values in times.items()}
     return found
 

@@ -134,7 +134,7 @@ def bench_model(
         forward = compile_forward(model, pools, options)
         compiling[variant] = forward.seconds
         reports = reports or forward.reports
-        runs[variant] = Passes(model, pools, forward.layer, prompt, pages)
+        runs[variant] = Passes(model, pools, forward, prompt, pages)
     prefill = interleaved({v: r.prefill for v, r in runs.items()}, rounds)
     decoded = interleaved({v: (lambda r=r: r.decode(decode)) for v, r in runs.items()}, rounds)
     kinds = [model.config.kind(i) for i in range(len(model.layers))]

@@ -1,9 +1,10 @@
 """A benchmark measures what it says: every mode runs the same passes, and the counted work is right."""
 
+from functools import partial
+
 import pytest
 import torch
 from k3compile.runtime.checkpoint import make_checkpoint
-from k3compile.runtime.model import DecoderLayer
 from k3compile.runtime.weights import load_model
 
 from k3compile.bench.limits import measure
@@ -29,7 +30,8 @@ def test_eager_is_measured_with_as_many_rounds_as_were_asked_for(model):
 
 
 def test_a_repeated_prefill_starts_from_the_same_state(model):
-    passes = Passes(model, model.make_pools(2, 2, 64), DecoderLayer.forward, 8, 1)
+    pools = model.make_pools(2, 2, 64)
+    passes = Passes(model, pools, partial(model, pools=pools), 8, 1)
     first = passes.prefill()
     passes.decode(3)
     assert torch.equal(passes.prefill(), first)
