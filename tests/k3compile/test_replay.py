@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from k3compile.kernels.native import threads
+from k3compile.kernels.native import threads, unavailable
 from k3compile.runtime.step import Step
 from small_models import SMALL, Row, make_step, small_model
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from k3compile import recording
 from k3compile.forward import compile_forward
 from k3compile.options import CompileOptions
+from k3compile.program import Together
 from k3compile.replay import AFTER, KEPT, Replays
 
 # ---- without a compiler: "generated code" of our own, as a graph would run it ----
@@ -272,6 +273,18 @@ def test_decoding_has_the_bits_of_the_graphs(compiled):
     assert replays.replayed == 12 - AFTER
     replays = compiled.same(decoding([2, 4, 1], 9, 8))
     assert replays.replayed == 8 - AFTER
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_what_inductor_generated_and_what_is_ours_is_called_from_one_loop(compiled):
+    compiled.run(decoding([1], 9, AFTER + 1), True)
+    (known,) = compiled.replays._known.values()
+    together = [call for f, _ in known.replay._calls if isinstance(f, Together) for call in f.calls]
+    kinds = {type(function).__name__ for function, _ in together}
+    assert len(together) > 20
+    assert "builtin_function_or_method" in kinds
+    assert unavailable("linear") or len(kinds) == 2
 
 
 @pytest.mark.slow
