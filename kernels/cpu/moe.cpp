@@ -1,16 +1,16 @@
 // MXFP4 experts in float32: w2 situ(w1 z, w3 z) for each row and chosen expert, rows grouped by expert.
 //
-//   z --deal--> dealt --w1, w3, situ--> inner --w2--> rows        a barrier at each arrow's end
+//   z --deal, form--> dealt, formed --w1, w3, situ--> inner --w2--> rows        a barrier at each arrow's end
 //
 // Work is cut into segments (rows of one expert, at most ROWS) times blocks of 32 weight rows, handed out one
-// by one. Few rows: weights are decoded in registers as they stream by, and while a block is computed the next
-// one is fetched, of whatever expert or matrix. Many: a block is unpacked once and multiplied in tiles. Every sum
-// is over lanes first, so rows do not depend on the thread that made them.
+// by one. Few rows: weights are decoded in registers as they stream by (mxfp4_int.h), and while a block is computed
+// the next one is fetched, of whatever expert or matrix. Many: a block is unpacked once and multiplied in tiles.
+// Every sum is over lanes first, so rows do not depend on the thread that made them.
 #include <algorithm>
 #include <vector>
 
 #include "arguments.h"
-#include "mxfp4.h"
+#include "mxfp4_int.h"
 #include "threads.h"
 
 namespace k3 {
@@ -35,7 +35,7 @@ struct Experts {
   float beta, linear_beta;
   float* rows;
   int32_t* idx;
-  float *dealt, *hidden, *scratch;  // [T, L], [N, I], both padded, and what each thread wants
+  float *dealt, *formed, *hidden, *scratch;  // [T, L], the same formed, [N, I], padded, and what each thread wants
 
   static Mxfp4 matrix(const uint8_t* codes, const uint8_t* scales, int64_t e, int64_t outputs, int64_t inputs) {
     return {codes + e * outputs * (inputs / 2), scales + e * outputs * (inputs / GROUP), inputs};
@@ -48,7 +48,7 @@ struct Experts {
 constexpr int64_t UNPACKED = int64_t(2) * BLOCK * DEPTH, SUMS = int64_t(ROWS) * 2 * BLOCK;
 
 // Floats that a thread wants: unpacked weights, their sums, and the inner rows of a small segment.
-int64_t scratch_of(int64_t inner) { return UNPACKED + SUMS + FEW * padded(inner); }
+int64_t scratch_of(int64_t inner) { return UNPACKED + SUMS + FEW * formed_room(inner); }
 
 // Rows grouped by expert, in the order of tokens: fills idx, the token of each row, and the segments. False: an
 // id names no expert, and nothing was written.
@@ -79,18 +79,36 @@ struct Ahead {
   const uint8_t *a, *b;
 };
 
-// out [M, 4] of the dealt rows x against two rows, from ``row_a`` and ``row_b`` on, of each of a and b.
+// The formed rows of a small segment: first those that have digits, each with its place.
+struct Rows {
+  const float* x[FEW];
+  int place[FEW], with_digits = 0, count = 0;
+  template <class At>
+  Rows(int64_t rows, At at) {
+    for (const bool digits : {true, false}) {
+      for (int m = 0; m < rows; m++)
+        if (has_digits(at(m)) == digits) x[count] = at(m), place[count++] = m;
+      if (digits) with_digits = count;
+    }
+  }
+};
+
+// out [count, 4] of the rows x against two rows, from ``row_a`` and ``row_b`` on, of each of a and b.
 template <int M>
-void few(const float* const* x, int64_t count, const Mxfp4& a, const Mxfp4& b, int64_t row_a, int64_t row_b,
-         const Ahead& ahead, float (*out)[QUAD]) {
-  if constexpr (M > 1) {
-    if (count < M) return few<M - 1>(x, count, a, b, row_a, row_b, ahead, out);
+void few(const Rows& x, const Mxfp4& a, const Mxfp4& b, int64_t row_a, int64_t row_b, const Ahead& ahead,
+         float (*out)[QUAD]) {
+  if constexpr (M > 0) {
+    if (x.with_digits < M) return few<M - 1>(x, a, b, row_a, row_b, ahead, out);
   }
   const int64_t pitch = a.columns / 2;
   const uint8_t* codes[QUAD] = {a.row(row_a), a.row(row_a + 1), b.row(row_b), b.row(row_b + 1)};
   const uint8_t* scales[QUAD] = {a.scale(row_a), a.scale(row_a + 1), b.scale(row_b), b.scale(row_b + 1)};
   const uint8_t* next[QUAD] = {ahead.a, ahead.a + pitch, ahead.b, ahead.b + pitch};
-  dot_packed<M>(x, codes, scales, next, a.columns, out);
+  if constexpr (M > 0) dot_formed<M>(x.x, codes, scales, next, a.columns, out);
+  for (int m = M; m < x.count; m++) {
+    const float* dealt = in_floats(x.x[m]);
+    dot_packed<1>(&dealt, codes, scales, next, a.columns, out + m);
+  }
 }
 
 // sums [rows, 32 * parts] of the dealt rows x against BLOCK rows, from ``row`` on, of each matrix.
@@ -119,73 +137,75 @@ void situ(const Experts& p, const float* gate, const float* up, float* out) {
   }
 }
 
-// Columns [row, row + 32) of a segment's inner rows: side by side where rows are few, else as decode has them.
-void gate_up(const Experts& p, const Segment& s, int64_t row, const int64_t* token, float* scratch,
-             const Ahead& ahead) {
+// Columns [row, row + 32) of the inner rows of a small segment: side by side.
+void gate_up_few(const Experts& p, const Segment& s, int64_t row, const int64_t* token, float* sums,
+                 const Ahead& ahead) {
+  const Mxfp4 gate = p.gate(s.expert), up = p.up(s.expert);
+  const Rows x(s.count, [&](int m) { return p.formed + token[s.begin + m] * formed_room(p.latent); });
+  for (int i = 0; i < BLOCK; i += 2) {
+    float out[FEW][QUAD];
+    const int64_t read = i * (p.latent / 2);
+    few<FEW>(x, gate, up, row + i, row + i, {ahead.a + read, ahead.b + read}, out);
+    for (int m = 0; m < x.count; m++) {
+      float* sum = sums + x.place[m] * 2 * BLOCK + i;
+      std::memcpy(sum, out[m], 2 * sizeof(float));
+      std::memcpy(sum + BLOCK, out[m] + 2, 2 * sizeof(float));
+    }
+  }
+  for (int64_t m = 0; m < s.count; m++)
+    situ(p, sums + m * 2 * BLOCK, sums + m * 2 * BLOCK + BLOCK, p.hidden + (s.begin + m) * padded(p.inner) + row);
+}
+
+// The same of a large segment, dealt as decode has them.
+void gate_up_many(const Experts& p, const Segment& s, int64_t row, const int64_t* token, float* scratch) {
   const float* x[ROWS];
   const int64_t pitch = padded(p.inner);
   for (int64_t m = 0; m < s.count; m++) x[m] = p.dealt + token[s.begin + m] * padded(p.latent);
   const Mxfp4 parts[2] = {p.gate(s.expert), p.up(s.expert)};
   float* sums = scratch + UNPACKED;  // [rows, gate | up]
-  float* hidden = p.hidden + s.begin * pitch;
-  if (s.count <= FEW) {
-    for (int i = 0; i < BLOCK; i += 2) {
-      float out[FEW][QUAD];
-      const int64_t read = i * (p.latent / 2);
-      few<FEW>(x, s.count, parts[0], parts[1], row + i, row + i, {ahead.a + read, ahead.b + read}, out);
-      for (int64_t m = 0; m < s.count; m++) {
-        std::memcpy(sums + m * 2 * BLOCK + i, out[m], 2 * sizeof(float));
-        std::memcpy(sums + m * 2 * BLOCK + BLOCK + i, out[m] + 2, 2 * sizeof(float));
-      }
-    }
-    for (int64_t m = 0; m < s.count; m++)
-      situ(p, sums + m * 2 * BLOCK, sums + m * 2 * BLOCK + BLOCK, hidden + m * pitch + row);
-    return;
-  }
   many(x, s.count, parts, 2, row, scratch, sums);
   for (int64_t m = 0; m < s.count; m++) {
-    float act[BLOCK];
+    float act[BLOCK], *hidden = p.hidden + (s.begin + m) * pitch;
     situ(p, sums + m * 2 * BLOCK, sums + m * 2 * BLOCK + BLOCK, act);
-    for (int i = 0; i < BLOCK; i++) hidden[m * pitch + dealt_at(row + i)] = act[i];
+    for (int i = 0; i < BLOCK; i++) hidden[dealt_at(row + i)] = act[i];
     if (row + BLOCK == p.inner)
-      for (int64_t c = p.inner; c < pitch; c++) hidden[m * pitch + dealt_at(c)] = 0.0f;
+      for (int64_t c = p.inner; c < pitch; c++) hidden[dealt_at(c)] = 0.0f;
   }
 }
 
-// A thread's own copy of the inner rows of the small segment it works on, dealt.
-struct Dealt {
+// A thread's own copy of the inner rows of the small segment it works on, formed.
+struct Own {
   float* room;
   const Segment* of = nullptr;
   const float* rows(const Experts& p, const Segment& s) {
-    const int64_t pitch = padded(p.inner);
     for (int64_t m = 0; of != &s && m < s.count; m++)
-      deal(p.hidden + (s.begin + m) * pitch, p.inner, room + m * pitch);
+      form(p.hidden + (s.begin + m) * padded(p.inner), p.inner, room + m * formed_room(p.inner));
     of = &s;
     return room;
   }
 };
 
-void down(const Experts& p, const Segment& s, int64_t row, float* scratch, Dealt& own, const Ahead& ahead) {
-  const bool small = s.count <= FEW;
-  const int64_t pitch = padded(p.inner);
-  const float* x[ROWS];
-  const float* first = small ? own.rows(p, s) : p.hidden + s.begin * pitch;
-  for (int64_t m = 0; m < s.count; m++) x[m] = first + m * pitch;
+void down_few(const Experts& p, const Segment& s, int64_t row, Own& own, const Ahead& ahead) {
+  const float* first = own.rows(p, s);
   const Mxfp4 w = p.down(s.expert);
-  float* result = p.rows + s.begin * p.latent + row;
-  if (small) {
-    for (int i = 0; i < BLOCK; i += QUAD) {
-      float out[FEW][QUAD];
-      const uint8_t* next = ahead.a + i * (p.inner / 2);
-      few<FEW>(x, s.count, w, w, row + i, row + i + 2, {next, next + p.inner}, out);
-      for (int64_t m = 0; m < s.count; m++) std::memcpy(result + m * p.latent + i, out[m], sizeof out[m]);
-    }
-    return;
+  const Rows x(s.count, [&](int m) { return first + m * formed_room(p.inner); });
+  for (int i = 0; i < BLOCK; i += QUAD) {
+    float out[FEW][QUAD];
+    const uint8_t* next = ahead.a + i * (p.inner / 2);
+    few<FEW>(x, w, w, row + i, row + i + 2, {next, next + p.inner}, out);
+    for (int m = 0; m < x.count; m++)
+      std::memcpy(p.rows + (s.begin + x.place[m]) * p.latent + row + i, out[m], sizeof out[m]);
   }
+}
+
+void down_many(const Experts& p, const Segment& s, int64_t row, float* scratch) {
+  const float* x[ROWS];
+  for (int64_t m = 0; m < s.count; m++) x[m] = p.hidden + (s.begin + m) * padded(p.inner);
+  const Mxfp4 w = p.down(s.expert);
   float* sums = scratch + UNPACKED;
   many(x, s.count, &w, 1, row, scratch, sums);
   for (int64_t m = 0; m < s.count; m++)
-    std::memcpy(result + m * p.latent, sums + m * BLOCK, sizeof(float) * BLOCK);
+    std::memcpy(p.rows + (s.begin + m) * p.latent + row, sums + m * BLOCK, sizeof(float) * BLOCK);
 }
 
 // The blocks of a call in order: those of w1 and w3, then, behind a barrier, those of w2.
@@ -205,32 +225,54 @@ struct Blocks {
   }
 };
 
+// The rows of z as small segments and as large ones read them, where there are such.
+struct Inputs {
+  const Experts& p;
+  bool few = false, many = false;
+  Inputs(const Experts& p, const std::vector<Segment>& segments) : p(p) {
+    for (const Segment& s : segments) (s.count <= FEW ? few : many) = true;
+  }
+  void make(int64_t t) const {
+    const float* x = p.z + t * p.z_stride;
+    if (few) form(x, p.latent, p.formed + t * formed_room(p.latent));
+    if (many) deal(x, p.latent, p.dealt + t * padded(p.latent));
+  }
+};
+
 bool run(const Experts& p, int64_t threads) {
   std::vector<int64_t> token;
   std::vector<Segment> segments;
   if (!group(p, token, segments)) return false;
   const Blocks blocks{p, segments};
+  const Inputs inputs(p, segments);
   const bool alone = p.tokens * p.latent <= DEALT_ALONE;
-  Tasks deals, work;
-  if (alone)
-    for (int64_t t = 0; t < p.tokens; t++) deal(p.z + t * p.z_stride, p.latent, p.dealt + t * padded(p.latent));
+  Tasks making, work;
+  for (int64_t t = 0; alone && t < p.tokens; t++) inputs.make(t);
   auto body = [&](Team team) {
     float* scratch = p.scratch + team.rank * scratch_of(p.inner);
-    Dealt own{scratch + UNPACKED + SUMS};
+    Own own{scratch + UNPACKED + SUMS};
     if (!alone) {
-      for (int64_t t; deals.take(p.tokens, t);) deal(p.z + t * p.z_stride, p.latent, p.dealt + t * padded(p.latent));
+      for (int64_t t; making.take(p.tokens, t);) inputs.make(t);
       team.barrier();
     }
     int64_t t, next;
     work.take(blocks.all, t);
     for (; t < blocks.firsts; t = next) {
       work.take(blocks.all, next);
-      gate_up(p, blocks.segment(t), blocks.row(t), token.data(), scratch, blocks.ahead(next));
+      const Segment& s = blocks.segment(t);
+      if (s.count <= FEW)
+        gate_up_few(p, s, blocks.row(t), token.data(), scratch + UNPACKED, blocks.ahead(next));
+      else
+        gate_up_many(p, s, blocks.row(t), token.data(), scratch);
     }
     team.barrier();
     for (; t < blocks.all; t = next) {
       work.take(blocks.all, next);
-      down(p, blocks.segment(t), blocks.row(t), scratch, own, blocks.ahead(next));
+      const Segment& s = blocks.segment(t);
+      if (s.count <= FEW)
+        down_few(p, s, blocks.row(t), own, blocks.ahead(next));
+      else
+        down_many(p, s, blocks.row(t), scratch);
     }
   };
   parallel(threads, body);
@@ -242,7 +284,8 @@ bool run(const Experts& p, int64_t threads) {
 
 // Floats of the scratch memory that k3_experts wants.
 K3_EXPORT int64_t k3_experts_scratch(int64_t tokens, int64_t top_k, int64_t latent, int64_t inner, int64_t threads) {
-  return tokens * k3::padded(latent) + tokens * top_k * k3::padded(inner) + threads * k3::scratch_of(inner);
+  const int64_t rows = k3::padded(latent) + k3::formed_room(latent) + top_k * k3::padded(inner);
+  return tokens * rows + threads * k3::scratch_of(inner);
 }
 
 // z, ids, z's row stride, T, k, E, L, I, then w1, w3 and w2 with their scales, beta, linear_beta, rows, idx, scratch,
@@ -254,7 +297,8 @@ K3_EXPORT int64_t k3_experts(const char* packed) {
   p.w1 = of, p.w1_scale = of, p.w3 = of, p.w3_scale = of, p.w2 = of, p.w2_scale = of;
   p.beta = float(of.take<double>()), p.linear_beta = float(of.take<double>());
   p.rows = of, p.idx = of, p.dealt = of;
-  p.hidden = p.dealt + p.tokens * k3::padded(p.latent);
+  p.formed = p.dealt + p.tokens * k3::padded(p.latent);
+  p.hidden = p.formed + p.tokens * k3::formed_room(p.latent);
   p.scratch = p.hidden + p.tokens * p.top_k * k3::padded(p.inner);
   return k3::run(p, of);
 }

@@ -63,11 +63,17 @@ constexpr Places PLACES;
 
 inline int64_t padded(int64_t columns) { return (columns + UNIT - 1) / UNIT * UNIT; }
 
+#if defined(__AVX512F__)
+inline vf scales_of_16(__m128i bytes) {
+  const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23);
+  return (vf)_mm512_max_epu32(bits, _mm512_set1_epi32(0x00400000));
+}
+#endif
+
 // 2^(byte - 127) of 16 bytes; byte 0 is a subnormal.
 inline void scales_of_16(const uint8_t* bytes, float* out) {
 #if defined(__AVX512F__)
-  const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)bytes)), 23);
-  _mm512_storeu_si512(out, _mm512_max_epu32(bits, _mm512_set1_epi32(0x00400000)));
+  store(out, scales_of_16(_mm_loadu_si128((const __m128i*)bytes)));
 #elif defined(__AVX2__)
   for (int j = 0; j < 16; j += 8) {
     const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(bytes + j))), 23);
@@ -211,12 +217,11 @@ void dot_packed(const float* const* x, const uint8_t* const* codes, const uint8_
         for (int i = 0; i < N; i++) total[m][i] += sum[m][i];
     }
     for (int m = 0; m < M; m++) {
-      if constexpr (N == 4) {
-        for (int i = 0; i < N; i++) out[m][i] = 0.0f;
-        add_lanes(total[m], out[m]);
-      } else {
-        for (int i = 0; i < N; i++) out[m][at + i] = lane_sum(total[m][i]);
-      }
+      vf lanes[4] = {};  // added in one order for any M
+      float sums[4] = {};
+      std::copy(total[m], total[m] + N, lanes);
+      add_lanes(lanes, sums);
+      std::copy(sums, sums + N, out[m] + at);
     }
   }
 }

@@ -24,8 +24,10 @@ from pathlib import Path
 import torch
 
 SOURCES = Path(__file__).resolve().parent.parent / "cpu"
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma")
 ISAS = {  # instruction set -> flags, spelled out so that a shared cache folder may serve any CPU
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
+    "avx512_vnni": (*AVX512, "-mavx512vnni", "-mavx512vbmi"),
+    "avx512": AVX512,
     "avx2": ("-mavx2", "-mfma"),
     "portable": (),
 }
@@ -48,8 +50,13 @@ class CannotBuild(RuntimeError):
 
 @functools.cache
 def best_isa() -> str:
-    """What torch itself runs on this CPU: ``avx512``, ``avx2`` or ``portable``."""
+    """What torch itself runs on this CPU: ``avx512``, with or without products of bytes (``avx512_vnni``),
+    ``avx2`` or ``portable``.
+    """
     capability = torch.backends.cpu.get_cpu_capability().lower()
+    if capability == "avx512":
+        has = torch.cpu.get_capabilities()
+        return "avx512_vnni" if has.get("avx512_vnni") and has.get("avx512_vbmi") else "avx512"
     return capability if capability in ISAS else "portable"
 
 

@@ -1,5 +1,6 @@
 """The builder: once for a source and a CPU, whole or not at all, and a reason where it cannot."""
 
+import itertools
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -111,16 +112,36 @@ def test_a_compile_without_end_is_given_up(monkeypatch):
 
 
 def test_an_unknown_instruction_set_is_a_mistake_of_the_caller(sources):
-    with pytest.raises(ValueError, match="unknown instruction set 'sse9'; known: avx512, avx2, portable"):
+    with pytest.raises(
+        ValueError, match="unknown instruction set 'sse9'; known: avx512_vnni, avx512, avx2, portable"
+    ):
         build.library("small", "sse9")
 
 
-def test_the_best_instruction_set_is_the_one_torch_uses(monkeypatch):
-    for said, isa in (("AVX512", "avx512"), ("AVX2", "avx2"), ("DEFAULT", "portable"), ("VSX", "portable")):
-        monkeypatch.setattr(build.torch.backends.cpu, "get_cpu_capability", lambda said=said: said)
-        build.best_isa.cache_clear()
-        assert build.best_isa() == isa
-    build.best_isa.cache_clear()
+BOTH = {"avx512_vnni": True, "avx512_vbmi": True}
+
+
+@pytest.mark.parametrize(
+    ("said", "capabilities", "isa"),
+    [
+        ("AVX512", BOTH, "avx512_vnni"),
+        ("AVX512", {**BOTH, "avx512_vbmi": False}, "avx512"),
+        ("AVX512", {**BOTH, "avx512_vnni": False}, "avx512"),
+        ("AVX512", {}, "avx512"),
+        ("AVX2", BOTH, "avx2"),  # what ATEN_CPU_CAPABILITY=avx2 asks for
+        ("DEFAULT", BOTH, "portable"),
+        ("VSX", {}, "portable"),
+    ],
+)
+def test_the_best_instruction_set_is_the_one_torch_uses(monkeypatch, said, capabilities, isa):
+    monkeypatch.setattr(build.torch.backends.cpu, "get_cpu_capability", lambda: said)
+    monkeypatch.setattr(build.torch.cpu, "get_capabilities", lambda: capabilities)
+    assert build.best_isa.__wrapped__() == isa
+
+
+def test_each_instruction_set_has_those_below_it():
+    flags = [set(build.ISAS[isa]) for isa in build.ISAS]
+    assert all(lower < higher for higher, lower in itertools.pairwise(flags))
 
 
 def test_the_compiler_is_torchs_own_choice_first():
