@@ -47,8 +47,7 @@ class Held:
     def fits(self, pools: Iterable[Iterable[Tensor]]) -> bool:
         """Whether the same tensors are there, where they lay; weights can be replaced."""
         now = self._now(pools)
-        same = len(now) == len(self._tensors) and all(map(is_, now, self._tensors))
-        return same and addresses_of(now) == self._addresses
+        return all(map(is_, now, self._tensors)) and addresses_of(now) == self._addresses
 
     def _now(self, pools: Iterable[Iterable[Tensor]]) -> list[Tensor | None]:
         return [of.get(name) for of, name in self._at] + [t for layer in pools for t in layer]
