@@ -76,8 +76,12 @@ bool group(const Experts& p, std::vector<int64_t>& token, std::vector<Segment>& 
 
 // What is read after a block: rows of up to two matrices, as many bytes from each as the block reads.
 struct Ahead {
-  const uint8_t *a, *b;
+  const uint8_t *a, *b, *a_scale, *b_scale;
 };
+
+inline void fetch(const uint8_t* at, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
+}
 
 // The formed rows of a small segment: first those that have digits, each with its place.
 struct Rows {
@@ -93,21 +97,24 @@ struct Rows {
   }
 };
 
-// out [count, 4] of the rows x against two rows, from ``row_a`` and ``row_b`` on, of each of a and b.
+// out[i / step][m, 4] of the rows x against two rows each, from ``i`` on, of the blocks a and b; i = 0, step, ...
 template <int M>
-void few(const Rows& x, const Mxfp4& a, const Mxfp4& b, int64_t row_a, int64_t row_b, const Ahead& ahead,
-         float (*out)[QUAD]) {
+void few(const Rows& x, const Mxfp4& a, const Mxfp4& b, int step, const Ahead& ahead, float (*out)[FEW][QUAD]) {
   if constexpr (M > 0) {
-    if (x.with_digits < M) return few<M - 1>(x, a, b, row_a, row_b, ahead, out);
+    if (x.with_digits < M) return few<M - 1>(x, a, b, step, ahead, out);
   }
-  const int64_t pitch = a.columns / 2;
-  const uint8_t* codes[QUAD] = {a.row(row_a), a.row(row_a + 1), b.row(row_b), b.row(row_b + 1)};
-  const uint8_t* scales[QUAD] = {a.scale(row_a), a.scale(row_a + 1), b.scale(row_b), b.scale(row_b + 1)};
-  const uint8_t* next[QUAD] = {ahead.a, ahead.a + pitch, ahead.b, ahead.b + pitch};
-  if constexpr (M > 0) dot_formed<M>(x.x, codes, scales, next, a.columns, out);
-  for (int m = M; m < x.count; m++) {
-    const float* dealt = in_floats(x.x[m]);
-    dot_packed<1>(&dealt, codes, scales, next, a.columns, out + m);
+  const int64_t columns = a.columns, pitch = columns / 2;
+  fetch(ahead.a_scale, BLOCK * columns / GROUP), fetch(ahead.b_scale, BLOCK * columns / GROUP);
+  for (int i = 0; i < BLOCK; i += step, out++) {
+    const uint8_t* codes[QUAD] = {a.row(i), a.row(i + 1), b.row(i), b.row(i + 1)};
+    const uint8_t* scales[QUAD] = {a.scale(i), a.scale(i + 1), b.scale(i), b.scale(i + 1)};
+    const uint8_t *next_a = ahead.a + i * pitch, *next_b = ahead.b + i * pitch;
+    const uint8_t* next[QUAD] = {next_a, next_a + pitch, next_b, next_b + pitch};
+    if constexpr (M > 0) dot_formed<M>(x.x, codes, scales, next, columns, *out);
+    for (int m = M; m < x.count; m++) {
+      const float* dealt = in_floats(x.x[m]);
+      dot_packed<1>(&dealt, codes, scales, next, columns, *out + m);
+    }
   }
 }
 
@@ -140,18 +147,16 @@ void situ(const Experts& p, const float* gate, const float* up, float* out) {
 // Columns [row, row + 32) of the inner rows of a small segment: side by side.
 void gate_up_few(const Experts& p, const Segment& s, int64_t row, const int64_t* token, float* sums,
                  const Ahead& ahead) {
-  const Mxfp4 gate = p.gate(s.expert), up = p.up(s.expert);
+  const Mxfp4 gate = p.gate(s.expert).from(row), up = p.up(s.expert).from(row);
   const Rows x(s.count, [&](int m) { return p.formed + token[s.begin + m] * formed_room(p.latent); });
-  for (int i = 0; i < BLOCK; i += 2) {
-    float out[FEW][QUAD];
-    const int64_t read = i * (p.latent / 2);
-    few<FEW>(x, gate, up, row + i, row + i, {ahead.a + read, ahead.b + read}, out);
-    for (int m = 0; m < x.count; m++) {
+  float out[BLOCK / 2][FEW][QUAD];
+  few<FEW>(x, gate, up, 2, ahead, out);
+  for (int m = 0; m < x.count; m++)
+    for (int i = 0; i < BLOCK; i += 2) {
       float* sum = sums + x.place[m] * 2 * BLOCK + i;
-      std::memcpy(sum, out[m], 2 * sizeof(float));
-      std::memcpy(sum + BLOCK, out[m] + 2, 2 * sizeof(float));
+      std::memcpy(sum, out[i / 2][m], 2 * sizeof(float));
+      std::memcpy(sum + BLOCK, out[i / 2][m] + 2, 2 * sizeof(float));
     }
-  }
   for (int64_t m = 0; m < s.count; m++)
     situ(p, sums + m * 2 * BLOCK, sums + m * 2 * BLOCK + BLOCK, p.hidden + (s.begin + m) * padded(p.inner) + row);
 }
@@ -187,14 +192,13 @@ struct Own {
 
 void down_few(const Experts& p, const Segment& s, int64_t row, Own& own, const Ahead& ahead) {
   const float* first = own.rows(p, s);
-  const Mxfp4 w = p.down(s.expert);
+  const Mxfp4 w = p.down(s.expert).from(row);
   const Rows x(s.count, [&](int m) { return first + m * formed_room(p.inner); });
-  for (int i = 0; i < BLOCK; i += QUAD) {
-    float out[FEW][QUAD];
-    const uint8_t* next = ahead.a + i * (p.inner / 2);
-    few<FEW>(x, w, w, row + i, row + i + 2, {next, next + p.inner}, out);
-    for (int m = 0; m < x.count; m++)
-      std::memcpy(p.rows + (s.begin + x.place[m]) * p.latent + row + i, out[m], sizeof out[m]);
+  float out[BLOCK / QUAD][FEW][QUAD];
+  few<FEW>(x, w, w.from(2), QUAD, ahead, out);
+  for (int m = 0; m < x.count; m++) {
+    float* result = p.rows + (s.begin + x.place[m]) * p.latent + row;
+    for (int i = 0; i < BLOCK; i += QUAD) std::memcpy(result + i, out[i / QUAD][m], sizeof out[0][0]);
   }
 }
 
@@ -220,8 +224,9 @@ struct Blocks {
   Ahead ahead(int64_t t) const {  // behind the last block there is nothing: the last one is named again
     t = std::min(t, all - 1);
     const int64_t e = segment(t).expert;
-    if (t < firsts) return {p.gate(e).row(row(t)), p.up(e).row(row(t))};
-    return {p.down(e).row(row(t)), p.down(e).row(row(t))};
+    const Mxfp4 a = t < firsts ? p.gate(e) : p.down(e), b = t < firsts ? p.up(e) : a;
+    const int64_t r = row(t), of_b = t < firsts ? r : r + 2;
+    return {a.row(r), b.row(of_b), a.scale(r), b.scale(of_b)};
   }
 };
 

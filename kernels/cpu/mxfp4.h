@@ -39,6 +39,7 @@ struct Mxfp4 {  // one matrix [outputs, columns]
   int64_t columns;
   const uint8_t* row(int64_t r) const { return codes + r * (columns / 2); }
   const uint8_t* scale(int64_t r) const { return scales + r * (columns / GROUP); }
+  Mxfp4 from(int64_t r) const { return {row(r), scale(r), columns}; }
 };
 
 // The column of a unit whose number is in place ``p`` of its vectors.
