@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from torch import Tensor
 
 from . import mla_few_native
 from .mla import widths
 from .mla_block import mla_attend_block
-from .mla_few_native import NOTE, Piece, attend_few
+from .mla_few_native import NOTE, attend_few
 from .native import left_to_meaning
 
 
@@ -18,17 +16,13 @@ def objection(q, kv_b, pages, table, seen, cu, own, scale) -> str | None:
     return mla_few_native.objection((q, own), kv_b, pages, kv_b.shape[1])
 
 
-@mla_attend_block.impl("native", objection=objection, note=NOTE)
+@mla_attend_block.impl("native", objection=objection, note=NOTE, by_address=True)
 def attend_block_native(
     q: Tensor, kv_b: Tensor, pages: Tensor, table: Tensor, seen: Tensor, cu: Tensor, own: Tensor, scale: float
 ) -> Tensor:
     """As the meaning; a block has the same bits in any batch."""
     if left_to_meaning("mla"):
         return mla_attend_block.meaning(q, kv_b, pages, table, seen, cu, own, scale)
-    bounds, before = cu.tolist(), seen.tolist()
     out = q.new_empty(q.shape[0], q.shape[1], widths(q, kv_b, pages)[2])
-    out[bounds[-1] :] = 0.0
-    rows = [Piece(r, a, b - a, s, a) for r, ((a, b), s) in enumerate(zip(pairwise(bounds), before)) if b > a]
-    limits = [row.paged + row.count for row in rows for _ in range(row.count)]
-    attend_few(q, kv_b, pages, table, rows, limits, scale, out, own)
+    attend_few(q, kv_b, pages, table, seen, cu, scale, out, own)
     return out

@@ -1,45 +1,22 @@
 """Few queries a row over pages of latents in C++ on a CPU, kv_b taken into them; cpu/mla.cpp has the picture.
 
-    tokens of a row     [ in pages | own rows ]     a query sees the first so many of them, its limit
-    queries of a row    in pieces of up to FEW, which are held beside each other
+    tokens of a request     [ in pages | own rows ]     a query sees the first so many of them
+    queries of a request    in pieces of a few, which are held beside each other
 
-What mla_attend, mla_attend_block and mla_attend_shard have in common. T token rows, H heads, L latent,
-N pages of B tokens; n and r key widths without and with position, v value width.
+What mla_attend, mla_attend_block and mla_attend_shard have in common. Lengths and page tables are read by
+the kernel alone, so its call can be made again for others. T token rows, R requests, H heads, L latent, N
+pages of B tokens; n and r key widths without and with position, v value width.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from .native import best_isa, library, threads, unavailable, unwritten
+from .native import address, best_isa, entry, longs, threads, unavailable
 
-POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-FEW = 16  # queries of a piece
 LANES = 16  # that a vector may have
 NOTE = "C++ that was compiled here"
-
-
-class Piece(NamedTuple):
-    """Some neighbouring queries of a request."""
-
-    request: int
-    begin: int  # first token row
-    count: int  # token rows
-    paged: int  # tokens of the request that are in pages
-    own: int = 0  # the own row of the first that is not
-
-
-def pieces(rows: Iterable[Piece]) -> Iterator[Piece]:
-    """The rows cut so that no piece has more than FEW queries."""
-    for row in rows:
-        for first in range(0, row.count, FEW):
-            yield row._replace(begin=row.begin + first, count=min(FEW, row.count - first))
 
 
 def objection(given: tuple[Tensor, ...], kv_b: Tensor | None, pages: Tensor, latent: int) -> str | None:
@@ -57,54 +34,58 @@ def objection(given: tuple[Tensor, ...], kv_b: Tensor | None, pages: Tensor, lat
     return "vectors of four lanes gain nothing" if best_isa() == "portable" else unavailable("mla")
 
 
-@functools.cache
-def function(isa: str | None) -> ctypes._CFuncPtr:
-    """The kernel of the library for ``isa``."""
-    kernel = library("mla", isa).k3_mla_attend
-    kernel.argtypes, kernel.restype = [*[POINTER] * 5, FLOAT, INT], None
-    return kernel
-
-
 def attend_few(
     q: Tensor,
     kv_b: Tensor | None,
     pages: Tensor,
     table: Tensor,
-    rows: list[Piece],
-    limits: list[int],
+    seen: Tensor,
+    cu: Tensor,
     scale: float,
     out: Tensor,
     own: Tensor | None = None,
     lse: Tensor | None = None,
+    place: Tensor | None = None,
+    divided: bool = False,
     isa: str | None = None,
 ) -> None:
-    """The rows, of which each may have many queries, piece by piece.
+    """Attention of every request's queries, of which there may be many, to what they see.
 
     q [T, H, n+r] with kv_b [H*(n+v), L] to out(a!) [T, H, v]; or absorbed queries [T, H, L+r] without it to
-    out [T, H, L] and lse(a!) [H, T]. Channels of out and lse are side by side. limits: of every query of
-    every row, one row after the other; no less than that of the query before. own [.., L+r]: tokens that are
-    in no page. isa: default this CPU's best.
+    out [T, H, L] and lse(a!) [H, T]. Channels of out and lse are side by side. own [T, L+r]: rows that are in
+    no page and seen by their whole block. place [3]: this rank's tokens are in pages, and no others. divided:
+    requests that are mla_prefill_native's are left alone. Token rows past cu[-1] become zero, lse -inf.
+    isa: default this CPU's best. Raises ValueError for a request that needs more pages than the table has.
     """
-    if not rows:
-        return
-    q = q if q.stride(2) == 1 else q.contiguous()
-    if own is not None and own.stride(1) != 1:
+    q = q if q.stride()[2] == 1 else q.contiguous()
+    if own is not None and own.stride()[1] != 1:
         own = own.contiguous()
-    table, cut = table.long().contiguous(), list(pieces(rows))
+    table, seen, cu, place = longs(table), longs(seen), longs(cu), None if place is None else longs(place)
+    (tokens, heads, width), (requests, columns), (_, size, row) = q.shape, table.shape, pages.shape
     latent, value = (out.shape[2], 0) if kv_b is None else (kv_b.shape[1], out.shape[2])
-    rope = pages.shape[2] - latent
-    nope = 0 if kv_b is None else q.shape[2] - rope
-    sizes = [len(cut), q.shape[1], nope, rope, latent, value, *q.stride()[:2], *out.stride()[:2]]
-    sizes += [0 if kv_b is None else kv_b.stride(0), *pages.stride()[:2], pages.shape[1], table.shape[1]]
-    sizes += [kv_b is not None and kv_b.dtype == torch.bfloat16, 0 if lse is None else lse.stride(0)]
-    sizes += [0 if own is None else own.stride(0)]
-    unwritten()
-    function(isa)(
-        (POINTER * 6)(*(None if x is None else x.data_ptr() for x in (q, out, kv_b, pages, own, lse))),
-        (INT * 18)(*sizes),
-        table.data_ptr(),
-        (INT * (5 * len(cut)))(*(n for piece in cut for n in piece)),
-        (INT * len(limits))(*limits),
-        scale,
-        threads(),
+    rope = row - latent
+    check(
+        entry("mla", "k3_mla_attend", "30qdq", isa)(
+            *(address(t) for t in (q, out, kv_b, pages, own, lse, table, seen, cu, place)),
+            *(requests, tokens, heads, 0 if kv_b is None else width - rope, rope, latent, value),
+            *q.stride()[:2],
+            *out.stride()[:2],
+            0 if kv_b is None else kv_b.stride()[0],
+            *pages.stride()[:2],
+            0 if own is None else own.stride()[0],
+            0 if lse is None else lse.stride()[0],
+            size,
+            columns,
+            kv_b is not None and kv_b.dtype is torch.bfloat16,
+            divided,
+            scale,
+            threads(),
+        ),
+        columns * size,
     )
+
+
+def check(wrong: int, held: int) -> None:
+    """Raise if a kernel refused a request: ``wrong`` is one more than its number, or 0."""
+    if wrong:
+        raise ValueError(f"request {wrong - 1} has more tokens than the {held} that its row of pages holds")

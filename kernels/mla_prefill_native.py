@@ -3,28 +3,18 @@
     absorbed   met * 2L          + queries * L (n+v)       products a head, beside those of r
     expanded   met * (n+v)       + context * L (n+v)       and kv_b is turned once a call
 
-``met``: the tokens that all queries of a row see together.
+``met``: the tokens that all queries of a row see together. Which is less decides each row's way, in C++ as
+well (cpu/latents.h): lengths are read there alone.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-
 import torch
 from torch import Tensor
 
-from .mla import Row, widths
-from .native import library, threads, unavailable, unwritten
-
-POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-TURNING = 2  # tokens of context that cost to expand what it costs to turn kv_b
-
-
-def pays(row: Row, latent: int, expanded_width: int) -> bool:
-    """Whether keys and values had better be made for all of the context than kv_b taken into the queries."""
-    met = row.count * row.seen + row.count * (row.count + 1) // 2
-    return met * (2 * latent - expanded_width) > (row.seen + TURNING) * latent * expanded_width
+from .mla import widths
+from .mla_few_native import check
+from .native import entry, longs, threads, unavailable
 
 
 def cannot() -> str | None:
@@ -32,43 +22,40 @@ def cannot() -> str | None:
     return unavailable("mla_prefill")
 
 
-@functools.cache
-def function(isa: str | None) -> ctypes._CFuncPtr:
-    """The kernel of the library for ``isa``."""
-    kernel = library("mla_prefill", isa).k3_mla_prefill
-    kernel.argtypes, kernel.restype = [*[POINTER] * 4, FLOAT, INT], None
-    return kernel
-
-
 def attend_many(
     q: Tensor,
     kv_b: Tensor,
     pages: Tensor,
     table: Tensor,
-    rows: list[Row],
+    seen: Tensor,
+    cu: Tensor,
     scale: float,
     out: Tensor,
+    divided: bool = False,
     isa: str | None = None,
 ) -> None:
-    """Rows of any number of queries, shapes as mla_attend; out(a!) [T, H, v], its channels side by side."""
-    if not rows:
-        return
-    q = q if q.stride(2) == 1 else q.contiguous()
-    table, (nope, rope, value) = table.long().contiguous(), widths(q, kv_b, pages)
-    sizes = [len(rows), q.shape[1], nope, rope, kv_b.shape[1], value, *q.stride()[:2], *out.stride()[:2]]
-    sizes += [
-        kv_b.stride(0),
-        *pages.stride()[:2],
-        pages.shape[1],
-        table.shape[1],
-        kv_b.dtype == torch.bfloat16,
-    ]
-    unwritten()
-    function(isa)(
-        (POINTER * 4)(*(x.data_ptr() for x in (q, out, kv_b, pages))),
-        (INT * 16)(*sizes),
-        table.data_ptr(),
-        (INT * (5 * len(rows)))(*(n for r in rows for n in (r.request, r.begin, r.count, r.context, 0))),
-        scale,
-        threads(),
+    """Requests of any number of queries, shapes as mla_attend; out(a!) [T, H, v], its channels side by side.
+
+    divided: only requests for which keys and values of their context cost less; mla_few_native has the
+    others, and what is nobody's. Raises ValueError for a request that needs more pages than the table has.
+    """
+    q = q if q.stride()[2] == 1 else q.contiguous()
+    table, seen, cu, (nope, rope, value) = longs(table), longs(seen), longs(cu), widths(q, kv_b, pages)
+    (requests, columns), (tokens, heads, _), size = table.shape, q.shape, pages.shape[1]
+    check(
+        entry("mla_prefill", "k3_mla_prefill", "25qdq", isa)(
+            *(t.data_ptr() for t in (q, out, kv_b, pages, table, seen, cu)),
+            *(requests, tokens, heads, nope, rope, kv_b.shape[1], value),
+            *q.stride()[:2],
+            *out.stride()[:2],
+            kv_b.stride()[0],
+            *pages.stride()[:2],
+            size,
+            columns,
+            kv_b.dtype is torch.bfloat16,
+            divided,
+            scale,
+            threads(),
+        ),
+        columns * size,
     )

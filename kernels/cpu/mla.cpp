@@ -12,14 +12,16 @@
 #include <type_traits>
 #include <vector>
 
+#include "arguments.h"
 #include "kda.h"
 #include "latents.h"
+#include "scattered.h"
 #include "threads.h"
-#include "tiles.h"
 
 namespace k3 {
 namespace {
 
+constexpr int64_t FEW = 16;            // queries of a piece: neighbours that meet the context together
 constexpr int64_t BLOCK = 32;          // tokens of a context that meet the queries together
 constexpr int64_t WIDE_BLOCK = 64;     // the same where they are turned for it, whole panels
 constexpr int64_t TURN = 32;           // queries, of all heads, from which on that pays
@@ -37,13 +39,34 @@ struct Part {
 struct Call {
   Strided q, out;    // [T, H, n+r] -> [T, H, v]; without kv_b [T, H, L+r] -> [T, H, L]
   const void* kv_b;  // float or, where ``half``, bfloat16
-  bool half;
-  float* lse;  // [H, lse_head], or null
+  float* lse;        // [H, lse_head], or null
   Latents context;
-  const Row* rows;
-  const int64_t* limits;  // of each token of each row, one after the other: the tokens that it sees
-  int64_t num_rows, heads, nope, rope, latent, value, kv_row, lse_head;
+  Requests requests;
+  int64_t heads, nope, rope, latent, value, kv_row, lse_head;
+  bool half, divided;  // divided: without the requests that are cpu/mla_prefill.cpp's
   float scale;
+  std::vector<Row> rows{};        // pieces of the requests
+  std::vector<int64_t> limits{};  // of each token of each row, one after the other: the tokens that it sees
+
+  void cut() {
+    for (int64_t r = 0; r < requests.num; r++) {
+      if (divided && requests.pays(r, latent, nope + value)) continue;
+      Row row = requests.row(r);
+      for (int64_t left = row.count, first = row.begin; left > 0; left -= FEW, first += FEW) {
+        rows.push_back({r, first, std::min(FEW, left), row.paged, row.own});
+        for (int64_t t = first; t < first + rows.back().count; t++) limits.push_back(requests.limit(r, t - row.begin));
+      }
+    }
+  }
+
+  // What the token rows get that are nobody's.
+  void clear() const {
+    for (int64_t t = requests.end(); t < requests.tokens; t++)
+      for (int64_t h = 0; h < heads; h++) {
+        std::fill_n(out.at(t, h), kv_b ? value : latent, 0.0f);
+        if (lse) lse[h * lse_head + t] = -INFINITY;
+      }
+  }
 };
 
 // Some of the rows.
@@ -59,8 +82,8 @@ struct Pass {
   // Rows from ``first`` on, and their first limit; returns how many there are.
   int64_t plan(int64_t first, const int64_t* limits) {
     int64_t floats = 0, i = first;
-    rows = call.rows + first;
-    for (; i < call.num_rows && floats < HELD; i++) {
+    rows = &call.rows[first];
+    for (; i < int64_t(call.rows.size()) && floats < HELD; i++) {
       const Row& row = call.rows[i];
       const int64_t context = limits[row.count - 1], count = row.count * call.heads;
       const int64_t step = PART * std::max<int64_t>(1, (context * count + PART * MEETINGS - 1) / (PART * MEETINGS));
@@ -78,43 +101,53 @@ struct Pass {
     return i - first;
   }
 
-  void scaled(int64_t t) const {
+  // The queries of head h, as they meet latents.
+  template <class B>
+  void absorb(int64_t h) const {
     const int64_t taken = call.kv_b ? call.latent : 0;  // channels of a query that kv_b makes
-    const int64_t rest = call.context.width - taken, nope = call.nope;
-    for (int64_t h = 0; h < call.heads; h++) {
+    const int64_t rest = call.context.width - taken, nope = call.nope, tokens = token.size();
+    for (int64_t t = 0; t < tokens; t++) {
       const float* from = call.q.at(token[t], h);
       float *to = asked.get() + (t * call.heads + h) * nope, *pe = query.get() + (t * call.heads + h) * padded + taken;
       for (int64_t c = 0; c < nope; c++) to[c] = from[c] * call.scale;
       for (int64_t c = 0; c < padded - taken; c++) pe[c] = c < rest ? from[nope + c] * call.scale : 0.0f;
     }
-  }
-
-  template <class B>
-  void absorb(int64_t h) const {
-    const B* keys = static_cast<const B*>(call.kv_b) + h * (call.nope + call.value) * call.kv_row;
-    product({asked.get() + h * call.nope, call.heads * call.nope, 1}, token.size(), keys, call.kv_row, call.nope,
-            query.get() + h * padded, call.heads * padded, call.latent / W, Into::set);
+    if (!taken) return;
+    const B* keys = static_cast<const B*>(call.kv_b) + h * (nope + call.value) * call.kv_row;
+    product({asked.get() + h * nope, call.heads * nope, 1}, tokens, keys, call.kv_row, nope, query.get() + h * padded,
+            call.heads * padded, call.latent / W, Into::set);
   }
 
   struct Room {
     std::vector<float> known, turned, scores, fade;
-    std::vector<const float*> asks;
+    const float *now[WIDE_BLOCK], *next[WIDE_BLOCK];  // where the rows of a block and of the one after it lie
   };
 
-  // Scores [count, block] of the ``tokens`` rows of room.known.
-  void score(const float* ask, int64_t count, int64_t tokens, int64_t block, Room& room) const {
+  // Scores [count, BLOCK] of the ``tokens`` rows of room.now, while ``later`` rows of room.next come nearer.
+  void score(const float* ask, int64_t count, int64_t tokens, int64_t later, Room& room) const {
     float* scores = room.scores.data();
-    if (count < TURN) {
-      std::fill(scores, scores + count * block, 0.0f);
-      for (int64_t i = 0; i < count; i++) room.asks[i] = ask + i * padded;
+    std::fill(scores, scores + count * BLOCK, 0.0f);
+    for (int64_t t = 0; t < tokens; t += 4) {
+      const float* four[4];
+      for (int64_t i = 0; i < 4; i++) four[i] = room.now[std::min(t + i, tokens - 1)];
+      for (int64_t i = t; i < std::min(t + 4, later); i++) fetch(room.next[i], sizeof(float) * call.context.width);
       for (int64_t i = 0; i < count; i += TILE)
-        tiles(&room.asks[i], count - i, 0, room.known.data(), block, padded, padded, scores + i * block);
-      return;
+        meet(ask + i * padded, padded, count - i, four, padded, scores + i * BLOCK + t, BLOCK);
     }
+  }
+
+  // The same, [count, WIDE_BLOCK], with the rows of room.known turned.
+  void score_turned(const float* ask, int64_t count, int64_t tokens, int64_t later, Room& room) const {
+    int64_t nearer = 0;
+    const auto meanwhile = [&] {
+      for (int64_t end = std::min(nearer + 2, later); nearer < end; nearer++)
+        fetch(room.next[nearer], sizeof(float) * call.context.width);
+    };
     for (int64_t t = 0; t < tokens; t += PANEL) {
       transpose(&room.known[t * padded], padded, std::min(PANEL, tokens - t), padded, room.turned.data(), PANEL, PANEL);
-      deep_panel<WIDE>({ask, padded, 1}, count, room.turned.data(), PANEL, call.context.width, scores + t, block,
-                       Into::set);
+      for (int64_t c = 0; c < call.context.width; c += DEEP)  // as deep_panel
+        panel<WIDE>({ask + c, padded, 1}, count, &room.turned[c * PANEL], PANEL, std::min(DEEP, call.context.width - c),
+                    &room.scores[t], WIDE_BLOCK, c ? Into::add : Into::set, nullptr, meanwhile);
     }
   }
 
@@ -122,26 +155,31 @@ struct Pass {
     const Row& row = rows[part.row];
     const int64_t count = row.count * call.heads, latent = call.latent, begin = first_token[part.row];
     float *mixed = parts.get() + part.at, *top = mixed + count * latent, *total = top + count;
-    const int64_t block = count < TURN ? BLOCK : WIDE_BLOCK;
+    const bool turns = count >= TURN, copies = turns || padded != call.context.width;
+    const int64_t block = turns ? WIDE_BLOCK : BLOCK;
     const float* ask = query.get() + begin * call.heads * padded;
-    room.known.assign(block * padded, 0.0f);
-    room.turned.resize(PANEL * padded);
+    if (copies) room.known.assign(block * padded, 0.0f);
+    if (turns) room.turned.resize(PANEL * padded);
     room.scores.resize(count * block);
     room.fade.resize(count);
-    room.asks.resize(count);
     std::fill(mixed, mixed + count * latent, 0.0f);
     std::fill(top, total, -INFINITY);
     std::fill(total, total + count, 0.0f);
+    call.context.find(row, part.first, std::min(block, part.last - part.first), room.next);
     for (int64_t first = part.first; first < part.last; first += block) {
-      const int64_t tokens = std::min(block, part.last - first);
-      for (int64_t t = 0; t < tokens; t++)
-        std::memcpy(&room.known[t * padded], call.context.at(row, first + t), sizeof(float) * call.context.width);
-      score(ask, count, tokens, block, room);
+      const int64_t tokens = std::min(block, part.last - first), later = std::min(block, part.last - first - tokens);
+      std::swap(room.now, room.next);
+      call.context.find(row, first + tokens, later, room.next);
+      if (copies)
+        for (int64_t t = 0; t < tokens; t++) {
+          std::memcpy(&room.known[t * padded], room.now[t], sizeof(float) * call.context.width);
+          room.now[t] = &room.known[t * padded];
+        }
+      turns ? score_turned(ask, count, tokens, later, room) : score(ask, count, tokens, later, room);
       for (int64_t i = 0; i < count; i++)
         weigh(&room.scores[i * block], std::min(tokens, limit[begin + i / call.heads] - first), block, top[i], total[i],
               room.fade[i]);
-      product({room.scores.data(), block, 1}, count, room.known.data(), padded, tokens, mixed, latent, latent / W,
-              Into::fade, room.fade.data());
+      blend({room.scores.data(), block, 1}, count, room.now, tokens, mixed, latent, latent / W, room.fade.data());
     }
   }
 
@@ -201,13 +239,10 @@ struct Pass {
   }
 
   void run(int64_t threads) {
-    Tasks scales, absorbs, attends, ends;
+    Tasks absorbs, attends, ends;
     const int64_t tokens = token.size(), groups = (tokens + GROUP - 1) / GROUP;
     auto body = [&](Team team) {
-      for (int64_t t; scales.take(tokens, t);) scaled(t);
-      team.barrier();
-      if (call.kv_b)
-        for (int64_t t; absorbs.take(call.heads, t);) call.half ? absorb<uint16_t>(t) : absorb<float>(t);
+      for (int64_t t; absorbs.take(call.heads, t);) call.half ? absorb<uint16_t>(t) : absorb<float>(t);
       team.barrier();
       Room room;
       for (int64_t t; attends.take(cut.size(), t);) attend(cut[t], room);
@@ -225,25 +260,35 @@ struct Pass {
 }  // namespace
 }  // namespace k3
 
-// tensors: q, out, kv_b, pages, own rows, lse; without kv_b queries and results are latent, and lse is written too.
-// sizes: rows, H, n, r, L, v, then strides: q and out (token, head), kv_b's row, pages' (page, row), then tokens of a
-// page, pages of a table's row, whether kv_b is kept in bfloat16, strides of lse's head and of own rows. rows [R, 5] as
-// in latents.h; limits of each of their tokens, never less than the one before. L is a multiple of a vector.
-K3_EXPORT void k3_mla_attend(void* const* tensors, const int64_t* sizes, const int64_t* table, const int64_t* rows,
-                             const int64_t* limits, float scale, int64_t threads) {
-  k3::Call p{};
-  p.num_rows = sizes[0], p.heads = sizes[1], p.nope = sizes[2], p.rope = sizes[3], p.latent = sizes[4];
-  p.value = sizes[5], p.kv_row = sizes[10], p.lse_head = sizes[16], p.scale = scale;
-  p.q = {static_cast<float*>(tensors[0]), sizes[6], sizes[7]};
-  p.out = {static_cast<float*>(tensors[1]), sizes[8], sizes[9]};
-  p.kv_b = tensors[2], p.half = sizes[15], p.lse = static_cast<float*>(tensors[5]);
-  p.rows = reinterpret_cast<const k3::Row*>(rows), p.limits = limits;
-  const float *pages = static_cast<const float*>(tensors[3]), *own = static_cast<const float*>(tensors[4]);
-  p.context = {pages, own, table, p.latent + p.rope, sizes[11], sizes[12], sizes[13], sizes[14], sizes[17]};
-  for (int64_t i = 0; i < p.num_rows;) {
-    k3::Pass pass{p};
+// q, out, kv_b, pages, own rows, lse, page table, seen, cu, place; without kv_b queries and results are latent, and lse
+// is written too; with own rows the queries see all of their block. Then R, T, H, n, r, L, v, strides: of q and out
+// (token, head), kv_b's row, pages' (page, row), own rows' and lse's head; then tokens of a page, pages of a row of the
+// table, whether kv_b is kept in bfloat16, whether some requests are left to cpu/mla_prefill.cpp; scale, threads. L is
+// a multiple of a vector. Returns one more than the first request that needs more pages than it has, or 0.
+K3_EXPORT int64_t k3_mla_attend(const char* packed) {
+  using namespace k3;
+  Arguments of{packed};
+  Call p{};
+  p.q.data = of, p.out.data = of, p.kv_b = of.take<const void*>();
+  p.context.pages = of, p.context.own = of, p.lse = of, p.context.table = of;
+  p.requests.seen = of, p.requests.cu = of, p.requests.place = of, p.requests.num = of, p.requests.tokens = of;
+  p.requests.blocks = p.context.own;
+  p.heads = of, p.nope = of, p.rope = of, p.latent = of, p.value = of;
+  p.q.token = of, p.q.head = of, p.out.token = of, p.out.head = of, p.kv_row = of;
+  p.context.width = p.latent + p.rope;
+  p.context.page = of, p.context.page_row = of, p.context.own_row = of, p.lse_head = of;
+  p.context.size = of, p.context.table_row = of, p.half = of.take<int64_t>(), p.divided = of.take<int64_t>();
+  p.scale = float(of.take<double>());
+  const int64_t threads = of;
+  if (const int64_t wrong = p.requests.too_long(p.context.table_row * p.context.size)) return wrong;
+  p.clear();
+  p.cut();
+  const int64_t* limits = p.limits.data();
+  for (int64_t i = 0; i < int64_t(p.rows.size());) {
+    Pass pass{p};
     const int64_t end = i + pass.plan(i, limits);
     pass.run(threads);
     for (; i < end; i++) limits += p.rows[i].count;
   }
+  return 0;
 }

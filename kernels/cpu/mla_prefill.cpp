@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "arguments.h"
 #include "kda.h"
 #include "latents.h"
 #include "threads.h"
@@ -38,12 +39,13 @@ void panels(int64_t vectors, const F& f, int64_t column = 0) {
 struct Call {
   Strided q, out;
   const void* kv_b;  // float or, where ``half``, bfloat16
-  bool half;
   Latents context;
-  const Row* rows;
-  int64_t num_rows, heads, nope, rope, latent, value, kv_row;
+  Requests requests;
+  int64_t heads, nope, rope, latent, value, kv_row;
+  bool half, divided;  // divided: without the requests that are cpu/mla.cpp's
   float scale;
 
+  std::vector<Row> rows;
   int64_t vectors, depth, stretch;  // of a value; of a key; tokens
   std::unique_ptr<float[]> keys_of, values_of;  // kv_b of each head: [n, L], and panels of [L, v]
   std::unique_ptr<float[]> turned, keys, values;  // of a stretch: panels [L+r, tokens]; of each head and block
@@ -53,11 +55,16 @@ struct Call {
   float* keys_at(int64_t h, int64_t block) const { return &keys[(h * (stretch / KEYS) + block) * KEYS * depth]; }
   float* values_at(int64_t h, int64_t block) const { return &values[(h * (stretch / KEYS) + block) * KEYS * high()]; }
 
+  void choose() {
+    for (int64_t r = 0; r < requests.num; r++)
+      if (divided ? requests.pays(r, latent, nope + value) : requests.count(r) > 0) rows.push_back(requests.row(r));
+  }
+
   void plan() {
     int64_t longest = 0, most = 0;
-    for (int64_t i = 0; i < num_rows; i++) {
-      longest = std::max(longest, rows[i].paged);
-      most = std::max(most, blocks(rows[i].count, QUERIES));
+    for (const Row& row : rows) {
+      longest = std::max(longest, row.paged);
+      most = std::max(most, blocks(row.count, QUERIES));
     }
     vectors = blocks(value, W), depth = nope + rope;
     stretch = std::max(KEYS, STRETCH / (heads * (depth + high())) / KEYS * KEYS);
@@ -173,24 +180,24 @@ struct Call {
   void run(int64_t threads) {
     plan();
     int64_t stretches = 0;
-    for (int64_t i = 0; i < num_rows; i++) stretches += blocks(rows[i].paged, stretch);
+    for (const Row& row : rows) stretches += blocks(row.paged, stretch);
     Tasks unpacks;
     std::unique_ptr<Tasks[]> work(new Tasks[3 * stretches]);
     auto body = [&](Team team) {
       Room room;
       for (int64_t t; unpacks.take(heads, t);) half ? unpack<uint16_t>(t) : unpack<float>(t);
       Tasks* next = work.get();
-      for (int64_t i = 0; i < num_rows; i++)
-        for (int64_t first = 0; first < rows[i].paged; first += stretch, next += 3) {
-          const int64_t last = std::min(first + stretch, rows[i].paged), made = blocks(last - first, KEYS);
-          const int64_t asked = blocks(rows[i].count, QUERIES);
-          for (int64_t t; next[0].take(blocks(last - first, PANEL), t);) turn(rows[i], first, t);
+      for (const Row& row : rows)
+        for (int64_t first = 0; first < row.paged; first += stretch, next += 3) {
+          const int64_t last = std::min(first + stretch, row.paged), made = blocks(last - first, KEYS);
+          const int64_t asked = blocks(row.count, QUERIES);
+          for (int64_t t; next[0].take(blocks(last - first, PANEL), t);) turn(row, first, t);
           team.barrier();
           for (int64_t t; next[1].take(heads * made, t);)
             expand(t / made, t % made, std::min(KEYS, last - first - t % made * KEYS));
           team.barrier();
           for (int64_t t; next[2].take(heads * asked, t);)  // the last block sees most and comes first
-            attend(rows[i], t % heads, asked - 1 - t / heads, first, last, room);
+            attend(row, t % heads, asked - 1 - t / heads, first, last, room);
           team.barrier();
         }
     };
@@ -201,18 +208,24 @@ struct Call {
 }  // namespace
 }  // namespace k3
 
-// tensors: q, out, kv_b, pages. sizes: rows, H, n, r, L, v, then strides: q and out (token, head), kv_b's row, pages'
-// (page, row), then tokens of a page, pages of a table's row, and whether kv_b is kept in bfloat16. rows [R, 5] as in
-// latents.h, no token of them outside pages.
-K3_EXPORT void k3_mla_prefill(void* const* tensors, const int64_t* sizes, const int64_t* table, const int64_t* rows,
-                              float scale, int64_t threads) {
-  k3::Call p{};
-  p.q = {static_cast<float*>(tensors[0]), sizes[6], sizes[7]};
-  p.out = {static_cast<float*>(tensors[1]), sizes[8], sizes[9]};
-  p.kv_b = tensors[2], p.half = sizes[15], p.rows = reinterpret_cast<const k3::Row*>(rows), p.scale = scale;
-  p.num_rows = sizes[0], p.heads = sizes[1], p.nope = sizes[2], p.rope = sizes[3], p.latent = sizes[4];
-  p.value = sizes[5], p.kv_row = sizes[10];
-  const float* pages = static_cast<const float*>(tensors[3]);
-  p.context = {pages, nullptr, table, p.latent + p.rope, sizes[11], sizes[12], sizes[13], sizes[14], 0};
-  p.run(threads);
+// q, out, kv_b, pages, page table, seen, cu. Then R, T, H, n, r, L, v, strides: of q and out (token, head), kv_b's row,
+// pages' (page, row); then tokens of a page, pages of a table's row, whether kv_b is kept in bfloat16, whether some
+// requests are left to cpu/mla.cpp; scale, threads. Returns one more than the first request that needs more pages than
+// it has, or 0.
+K3_EXPORT int64_t k3_mla_prefill(const char* packed) {
+  using namespace k3;
+  Arguments of{packed};
+  Call p{};
+  p.q.data = of, p.out.data = of, p.kv_b = of.take<const void*>(), p.context.pages = of, p.context.table = of;
+  p.requests.seen = of, p.requests.cu = of, p.requests.num = of, p.requests.tokens = of;
+  p.heads = of, p.nope = of, p.rope = of, p.latent = of, p.value = of;
+  p.q.token = of, p.q.head = of, p.out.token = of, p.out.head = of, p.kv_row = of;
+  p.context.width = p.latent + p.rope;
+  p.context.page = of, p.context.page_row = of, p.context.size = of, p.context.table_row = of;
+  p.half = of.take<int64_t>(), p.divided = of.take<int64_t>(), p.scale = float(of.take<double>());
+  const int64_t threads = of;
+  if (const int64_t wrong = p.requests.too_long(p.context.table_row * p.context.size)) return wrong;
+  p.choose();
+  if (!p.rows.empty()) p.run(threads);
+  return 0;
 }

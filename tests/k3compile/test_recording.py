@@ -1,6 +1,8 @@
 """What a recording holds, made again on other values, is what the op computes of them."""
 
 import copy
+import ctypes
+import inspect
 from contextlib import ExitStack
 
 import pytest
@@ -66,6 +68,27 @@ def test_an_op_by_address_is_its_calls(name, provider):
     assert told, "no sample that this CPU's kernel takes"
 
 
+@pytest.mark.parametrize("name", ["mla_attend", "mla_attend_block", "mla_attend_shard", "mla_write"])
+def test_attention_by_address_is_right_for_other_lengths_and_pages(name):
+    """Nothing is fixed: lengths and page tables are read by the C calls alone."""
+    op, overload = OPS[name], getattr(torch.ops.k3, name).native
+    names = list(inspect.signature(op.meaning).parameters)
+    args = max(op.each_sample(torch.float32), key=lambda args: len(args[names.index("seen")]))
+    if reason := op.implementations["native"].objection(*args):
+        pytest.skip(reason)
+    given = dict(zip(names, args))
+    result, recording = recorded(lambda: overload(*args))
+    assert all(isinstance(function, ctypes._CFuncPtr) for function, _ in recording.calls)
+    given["seen"].copy_(given["seen"] // 2)
+    given["table"].copy_(given["table"].flip(1))
+    anew = copy.deepcopy(args)
+    want = overload(*anew)
+    call_again(recording)
+    if name == "mla_write":
+        result, want = args[1], anew[1]
+    torch.testing.assert_close(result, want, rtol=0, atol=0)
+
+
 def test_ops_of_torch_are_called_again_with_what_they_return_where_it_was():
     x = torch.tensor([1.0, 2.0])
     y, recording = recorded(lambda: (x.view(2, 1) * 3).add_(1).sum())
@@ -90,10 +113,7 @@ def test_what_has_as_many_rows_as_its_values_say_is_refused():
 
 def test_an_op_that_reads_its_values_is_one_call_and_right_for_others():
     args = next(a for a in OPS["mla_attend"].each_sample() if a[5].numel() and a[0].shape[0])
-    op = torch.ops.k3.mla_attend
-    overload = (
-        op.native if OPS["mla_attend"].implementations["native"].objection(*args) is None else op.default
-    )
+    overload = torch.ops.k3.mla_attend.default  # the meaning, which looks at lengths
     result, recording = recorded(lambda: overload(*args))
     assert len(recording.calls) == 1
     args[0].mul_(0.5)

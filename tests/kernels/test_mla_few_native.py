@@ -6,8 +6,8 @@ import pytest
 import torch
 from k3compile.kernels import mla_few_native
 from k3compile.kernels.mla import mla_attend
-from k3compile.kernels.mla_few_native import Piece, attend_few, pieces
-from k3compile.kernels.native import ISAS, build
+from k3compile.kernels.mla_few_native import attend_few
+from k3compile.kernels.native import ISAS, build, written_down
 from lanes import thinned
 from latent_calls import LENGTHS, SEEN, WIDTHS, call, in_float64, laid_out_otherwise
 
@@ -23,17 +23,16 @@ def isa(request):
     return request.param
 
 
-def run(args, isa, keep=None):
-    """All rows, or of them those in ``keep``; the others stay 7."""
+def run(args, isa, only=None, **more):
+    """All rows, or those of one request, after which no row is told of; the others stay 7."""
     q, kv_b, pages, table, seen, cu, scale = args
-    bounds, value = cu.tolist(), kv_b.shape[0] // q.shape[1] - (q.shape[2] - pages.shape[2] + kv_b.shape[1])
+    value = kv_b.shape[0] // q.shape[1] - (q.shape[2] - pages.shape[2] + kv_b.shape[1])
     out = torch.full((len(q), q.shape[1], value), 7.0)
-    rows, limits = [], []
-    for r, s in enumerate(seen.tolist()):
-        if (count := bounds[r + 1] - bounds[r]) and (keep is None or r in keep):
-            rows.append(Piece(r, bounds[r], count, s + count))
-            limits += range(s + 1, s + count + 1)
-    attend_few(q, kv_b, pages, table, rows, limits, scale, out, isa=isa)
+    tokens = len(q)
+    if only is not None:
+        part = slice(only, only + 1)
+        table, seen, cu, tokens = table[part], seen[part], cu[only : only + 2], int(cu[only + 1])
+    attend_few(q[:tokens], kv_b, pages, table, seen, cu, scale, out[:tokens], isa=isa, **more)
     return out
 
 
@@ -78,7 +77,7 @@ def test_a_row_does_not_depend_on_company_or_threads(isa, mix, kept):
     finally:
         torch.set_num_threads(before)
     for r in range(len(args[4])):
-        alone = run(args, isa, {r})
+        alone = run(args, isa, r)
         part = slice(bounds[r], bounds[r + 1])
         assert torch.equal(alone[part], want[part])
         assert (alone[: part.start] == 7.0).all()
@@ -120,10 +119,47 @@ def test_strided_arguments_are_read_where_they_are(isa, kept):
         assert torch.equal(run(other, isa), want)
 
 
-def test_rows_are_cut_to_pieces_of_few_queries():
-    rows = [Piece(0, 0, 16, 30), Piece(2, 16, 35, 40, 5)]
-    want = [rows[0], Piece(2, 16, 16, 40, 5), Piece(2, 32, 16, 40, 5), Piece(2, 48, 3, 40, 5)]
-    assert list(pieces(rows)) == want
+def test_a_long_row_is_computed_in_pieces_each_as_it_is_alone(isa):
+    q, kv_b, pages, table, seen, _, scale = args = call([35], [600])
+    want = run(args, isa)
+    for first, last in ((0, 16), (16, 32), (32, 35)):
+        cut = q[first:last], kv_b, pages, table, seen + first, torch.tensor([0, last - first]), scale
+        assert torch.equal(run(cut, isa), want[first:last])
+
+
+def test_token_rows_past_the_last_bound_become_zero_and_are_not_read(isa):
+    args = call()
+    want = run(args, isa)
+    args[0] = torch.cat([args[0], torch.full((3, *args[0].shape[1:]), torch.nan)])
+    got = run(args, isa)
+    assert torch.equal(got[:-3], want)
+    assert (got[-3:] == 0).all()
+    assert (run([*args[:5], torch.zeros(7, dtype=torch.int64), args[6]], isa) == 0).all()
+
+
+def test_it_reads_lengths_and_pages_anew_whenever_its_call_is_made_again(isa):
+    args, calls, kept = call(), [], []
+    args[4] -= args[4] // 2
+    with written_down(calls, kept):
+        attend_few(*args, out := torch.empty(29, 3, 16), isa=isa)
+    ((function, packed),) = calls
+    others = call(seed=1)
+    for mine, other in zip(args[:6], others):
+        mine.copy_(other)
+    assert function(*packed) == 0
+    assert torch.equal(out, run(others, isa))
+
+
+def test_a_request_with_more_tokens_than_its_pages_hold_is_refused_before_anything_is_read(isa):
+    args = call([1, 0, 2], [8, 900, 5])  # a request without a row has no context
+    held = args[3].shape[1] * 4
+    run(args, isa)
+    for own in (None, torch.zeros(3, 24)):
+        args[4][2] = held - 2 if own is None else held
+        run(args, isa, own=own)
+        args[4][2] += 1
+        with pytest.raises(ValueError, match=f"request 2 has more tokens than the {held} that its row"):
+            run(args, isa, own=own)
 
 
 def test_it_objects_to_what_it_cannot_do(monkeypatch):

@@ -5,6 +5,8 @@ import torch
 from compiled import Compiled
 from k3compile.kernels import mla_few_native, mla_native
 from k3compile.kernels.mla import mla_attend
+from k3compile.kernels.mla_few_native import attend_few
+from k3compile.kernels.mla_prefill_native import attend_many
 from k3compile.kernels.native import build
 from k3compile.passes.lower import Lower
 from latent_calls import SEEN, WIDTHS, call, in_float64
@@ -27,18 +29,14 @@ def test_it_agrees_with_its_meaning_for_rows_of_any_length(lengths, kept):
     assert (got[-3:] == 0).all()
 
 
-def test_rows_of_both_ways_in_one_batch_are_what_they_are_alone(monkeypatch):
-    asked = {"few": [], "many": []}
-    few, many = mla_native.attend_few, mla_native.attend_many
-    monkeypatch.setattr(mla_native, "attend_few", lambda *a: asked["few"].extend(a[4]) or few(*a))
-    monkeypatch.setattr(mla_native, "attend_many", lambda *a: asked["many"].extend(a[4]) or many(*a))
+def test_rows_of_both_ways_in_one_batch_are_what_they_are_alone():
     lengths, seen = [1, 300, 20, 200], [500, 20, 900, 0]
     args = call(lengths, seen, WIDTHS[0], size=16)
     got = mla_native.attend_native(*args)
-    assert {way: [row.request for row in rows] for way, rows in asked.items()} == {
-        "few": [0, 2],
-        "many": [1, 3],
-    }
+    for attend, does in ((attend_few, [True, False, True, False]), (attend_many, [False, True, False, True])):
+        attend(*args, out := torch.full_like(got, 7.0), divided=True)
+        for part, want, done in zip(out.split(lengths), got.split(lengths), does):
+            assert torch.equal(part, want if done else torch.full_like(want, 7.0))
     want = mla_attend.meaning(*in_float64(args))
     error = (got - want).norm(), (mla_attend.meaning(*args) - want).norm()
     assert error[0] <= 1.1 * error[1]

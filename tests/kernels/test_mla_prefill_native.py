@@ -4,9 +4,10 @@ other page.
 
 import pytest
 import torch
-from k3compile.kernels.mla import Row, absorbed_limit, mla_attend
-from k3compile.kernels.mla_prefill_native import attend_many, pays
-from k3compile.kernels.native import ISAS, build
+from k3compile.kernels.mla import absorbed_limit, mla_attend
+from k3compile.kernels.mla_few_native import attend_few
+from k3compile.kernels.mla_prefill_native import attend_many
+from k3compile.kernels.native import ISAS, build, written_down
 from lanes import thinned
 from latent_calls import WIDTHS, call, in_float64, laid_out_otherwise
 
@@ -23,14 +24,14 @@ def isa(request):
     return request.param
 
 
-def run(args, isa, keep=None):
-    """All rows, or of them those in ``keep``; the others stay 7."""
+def run(args, isa, only=None):
+    """All rows, or those of one request; the others stay 7."""
     q, kv_b, pages, table, seen, cu, scale = args
-    bounds, value = cu.tolist(), kv_b.shape[0] // q.shape[1] - (q.shape[2] - pages.shape[2] + kv_b.shape[1])
+    value = kv_b.shape[0] // q.shape[1] - (q.shape[2] - pages.shape[2] + kv_b.shape[1])
     out = torch.full((len(q), q.shape[1], value), 7.0)
-    rows = [Row(r, bounds[r], bounds[r + 1] - bounds[r], s) for r, s in enumerate(seen.tolist())]
-    rows = [row for row in rows if row.count and (keep is None or row.request in keep)]
-    attend_many(q, kv_b, pages, table, rows, scale, out, isa)
+    if only is not None:
+        table, seen, cu = table[only : only + 1], seen[only : only + 1], cu[only : only + 2]
+    attend_many(q, kv_b, pages, table, seen, cu, scale, out, isa=isa)
     return out
 
 
@@ -73,7 +74,7 @@ def test_a_row_does_not_depend_on_company_or_threads(isa, kept):
     finally:
         torch.set_num_threads(before)
     for r in range(len(LENGTHS)):
-        alone = run(args, isa, {r})
+        alone = run(args, isa, r)
         part = slice(bounds[r], bounds[r + 1])
         assert torch.equal(alone[part], want[part])
         assert (alone[: part.start] == 7.0).all()
@@ -115,13 +116,47 @@ def test_strided_arguments_are_read_where_they_are(isa, kept):
         assert torch.equal(run(other, isa), want)
 
 
-def test_it_pays_from_the_queries_on_that_make_up_for_the_expansion():
-    latent, both = 256, 256
-    assert pays(Row(0, 0, 2048, 0), latent, both)
-    assert pays(Row(0, 0, 64, 0), latent, both)
-    assert not pays(Row(0, 0, 16, 0), latent, both)
-    for seen in (1 << 14, 1 << 17):
-        limit = absorbed_limit(latent, both)  # of a context far longer than the row
-        assert not pays(Row(0, 0, limit - 8, seen), latent, both)
-        assert pays(Row(0, 0, limit + 8, seen), latent, both)
-    assert not pays(Row(0, 0, 10**6, 0), 64, 256), "latents so narrow that absorbed queries always cost less"
+def computed(attend, isa, count, seen, widths=(1, 16, 0, 16, 32)):
+    """Whether a kernel that leaves requests to the other takes one of so many rows; all are zero."""
+    _, nope, rope, value, latent = widths
+    q = torch.zeros(1, 1, nope + rope).expand(count, -1, -1)
+    pages = torch.zeros(1, 1, latent + rope).expand(1, seen + count, -1)
+    out = torch.full((1, 1, value), 7.0).expand(count, -1, -1)
+    where = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([seen]), torch.tensor([0, count])
+    attend(q, torch.zeros(nope + value, latent), pages, *where, 1.0, out, divided=True, isa=isa)
+    return (out[0] == 0).all().item()
+
+
+def test_it_pays_from_the_queries_on_that_make_up_for_the_expansion(isa):
+    limit = absorbed_limit(32, 32)  # of a context far longer than the row
+    for many, seen in ((500, 0), (11, 0), (limit + 2, 1 << 14), (limit + 2, 1 << 17)):
+        assert computed(attend_many, isa, many, seen)
+        assert not computed(attend_few, isa, many, seen)
+    for few, seen in ((1, 0), (10, 0), (limit - 2, 1 << 14), (limit - 2, 1 << 17)):
+        assert computed(attend_few, isa, few, seen)
+        assert not computed(attend_many, isa, few, seen)
+    narrow = (1, 128, 0, 128, 64)
+    assert not computed(attend_many, isa, 10**6, 0, narrow), "there absorbed queries always cost less"
+
+
+def test_a_request_with_more_tokens_than_its_pages_hold_is_refused_before_anything_is_read(isa):
+    args = call([1, 0, 20], [8, 900, 5])  # a request without a row has no context
+    held = args[3].shape[1] * 4
+    args[4][2] = held - 20
+    run(args, isa)
+    args[4][2] += 1
+    with pytest.raises(ValueError, match=f"request 2 has more tokens than the {held} that its row"):
+        run(args, isa)
+
+
+def test_it_reads_lengths_and_pages_anew_whenever_its_call_is_made_again(isa):
+    args, calls, kept = call(LENGTHS, SEEN), [], []
+    args[4] -= args[4] // 2
+    with written_down(calls, kept):
+        attend_many(*args, out := torch.empty(len(args[0]), 3, 16), isa=isa)
+    ((function, packed),) = calls
+    others = call(LENGTHS, SEEN, seed=1)
+    for mine, other in zip(args[:6], others):
+        mine.copy_(other)
+    assert function(*packed) == 0
+    assert torch.equal(out, run(others, isa))
