@@ -76,8 +76,18 @@ def units(rows: Tensor, w: Tensor, idx: Tensor, norm_w: Tensor, eps: float, isa:
     return unit
 
 
+def joined(up: Tensor, shared: Tensor, isa: str | None = None) -> Tensor:
+    """up(a!) [T, D], dense, with shared [T, D] added, as add_ would. isa as above. Raises CannotBuild."""
+    shared = shared if shared.stride()[1] == 1 else shared.contiguous()
+    entry("latent_tail", "k3_latent_join", "6q", isa)(
+        up.data_ptr(), shared.data_ptr(), *up.shape, shared.stride()[0], threads()
+    )
+    return up
+
+
 def projected(unit: Tensor, up_w: Tensor, shared: Tensor) -> Tensor:
     """up_w unit + shared, [T, D]."""
     if up_w.dtype == torch.bfloat16 and unavailable("linear") is None:
-        return linear_native(unit, up_w).add_(shared)
+        up = linear_native(unit, up_w)
+        return joined(up, shared) if unavailable("latent_tail") is None else up.add_(shared)
     return torch.addmm(shared, unit, up_w.to(unit.dtype).t())

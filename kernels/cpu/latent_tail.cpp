@@ -1,6 +1,8 @@
 // What enters the last matrix of a latent mixture of experts: weigh, sum and norm, a token at a time.
 //
 //   y = sum_j w[j] rows[idx[j]]      unit = y / rms(y) * norm_w      a negative idx is a hole: nothing of it is read
+//
+// and after that matrix the shared part is added.
 #include <cmath>
 
 #include "arguments.h"
@@ -66,5 +68,21 @@ K3_EXPORT int64_t k3_latent_units(const char* packed) {
     for (int64_t t; work.take(p.tokens, t);) p.run(t);
   };
   parallel(p.tokens * p.top_k * p.latent > SMALL ? threads : 1, body);
+  return 0;
+}
+
+// up [T, D], which shared [T, D] is added to, then T, D, the stride of shared's rows, threads.
+K3_EXPORT int64_t k3_latent_join(const char* packed) {
+  using namespace k3;
+  Arguments of{packed};
+  float* up = of;
+  const float* shared = of;
+  const int64_t tokens = of, width = of, row = of, threads = of;
+  Tasks work;
+  auto body = [&](Team) {
+    for (int64_t t; work.take(tokens, t);)
+      for (int64_t c = 0; c < width; c++) up[t * width + c] += shared[t * row + c];
+  };
+  parallel(tokens * width > SMALL ? threads : 1, body);
   return 0;
 }

@@ -6,10 +6,12 @@ from k3compile.kernels import latent_tail_cpu as latent_tail_cpu_module
 from k3compile.kernels.latent_tail import finalized, latent_tail, normed
 from k3compile.kernels.latent_tail_cpu import latent_tail_cpu, objection
 from k3compile.kernels.linear_bf16 import linear_bf16
-from k3compile.kernels.native import ISAS, build
+from k3compile.kernels.native import ISAS, build, written_down
 from lanes import thinned
 from latent_tails import EPS, make_args
 from threaded_ranks import on_threads
+
+from k3compile.recording import Recording
 
 RANK = list(ISAS)
 RUNNABLE = RANK[RANK.index(build.best_isa()) :]  # what this CPU can run: its best, and all below
@@ -104,6 +106,30 @@ def test_nothing_beside_the_arguments_is_read_or_written(isa, monkeypatch):
     assert torch.equal(got, want)
     assert (room[:64] == 77).all()
     assert (room[-64:] == 77).all()
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 700])
+def test_the_shared_part_is_added_as_torch_adds_it(isa, tokens):
+    up, wide = torch.randn(tokens, 37), torch.randn(tokens, 90)
+    for shared in (wide[:, 5:42], wide[:, 1:75:2]):
+        room = torch.full((tokens * 37 + 64,), 77.0)
+        room[32:-32] = up.flatten()
+        got = latent_tail_cpu_module.joined(room[32:-32].view(tokens, 37), shared, isa)
+        assert torch.equal(got, up + shared)
+        assert (room[:32] == 77).all()
+        assert (room[-32:] == 77).all()
+
+
+def test_with_a_bfloat16_matrix_no_op_of_torch_computes():
+    rows, w, idx, norm_w, up_w, *rest = arguments(torch.float32)
+    up_w = up_w.bfloat16()
+    if build.unavailable("latent_tail") or build.unavailable("linear"):
+        pytest.skip("nothing can be compiled here")
+    recording = Recording(())
+    with written_down(recording.calls, recording.kept), recording:
+        torch.ops.k3.latent_tail.cpu(rows, w, idx, norm_w, up_w, *rest)
+    names = [function.__name__ for function, _ in recording.calls]
+    assert names == ["k3_latent_units", "k3_linear_bf16", "k3_latent_join"]
 
 
 def test_the_shared_part_is_not_written():
