@@ -143,10 +143,11 @@ K3_INLINE void dot_formed_unit(const float* const* x, int64_t at, const Unit (&w
   }
 }
 
-// out[m][i] = <x[m], row i>: as dot_packed, for M formed rows.
+// out[m][i] = <x[m], row i>: as dot_packed, for M formed rows. Inside its caller's loop it would lack registers.
 template <int M>
-K3_INLINE void dot_formed(const float* const* x, const uint8_t* const* codes, const uint8_t* const* scales,
-                          const uint8_t* const* next, int64_t columns, float (*out)[4]) {
+__attribute__((noinline)) void dot_formed(const float* const* x, const uint8_t* const* codes,
+                                          const uint8_t* const* scales, const uint8_t* const* next,
+                                          int64_t columns, float (*out)[4]) {
   constexpr int N = 4;
   vf total[M][N] = {};
   for (int64_t first = 0; first < columns; first += PART) {
