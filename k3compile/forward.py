@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .backend import compile_with_report
-from .direct import FEW_ROWS, Direct
+from .direct import FEW_ROWS, Direct, DirectHead
 from .export import Request, asking
 from .kernels.choice import Chosen, Compute, by_meaning
 from .options import CompileOptions
@@ -42,6 +42,7 @@ from .torch_private import probe_processor
 log = logging.getLogger(__name__)
 Pools = Sequence[KdaPools | MlaPools]
 EXPORTS_OF_A_LAYER = 2  # its recurrent state and its conv window
+DIRECT = {DecoderLayer.forward: Direct, scores: DirectHead}
 SERVING = {"size_asserts": False, "alignment_asserts": False}  # Dynamo's guards check the inputs already
 
 
@@ -63,7 +64,7 @@ class LayerCompiler:
             probe_processor()
         self.options, self.max_requests = options, max_requests
         self.reports: list[Report] = []  # one a graph, in the order of compilation
-        self._direct = Direct() if function is DecoderLayer.forward else None
+        self._direct: Direct | DirectHead | None = DIRECT[function]() if function in DIRECT else None
         self._forward = torch.compile(
             own_copy(function),
             backend=self._backend,

@@ -80,8 +80,8 @@ class Together:
 
 def words_of(function: Callable[..., Any], args: tuple) -> Words | None:
     """A call as numbers; None where it is no C function, or has other arguments than those go for."""
-    answers = isinstance(function, ctypes._CFuncPtr) and function.__name__ != "k3_experts"
-    if isinstance(function, ctypes._CFuncPtr):
+    answers = isinstance(function, ctypes._CFuncPtr)
+    if answers:
         address, (packed,) = ctypes.cast(function, ctypes.c_void_p).value, args
         values = [ctypes.cast(ctypes.c_char_p(packed), ctypes.c_void_p).value]
     else:

@@ -11,7 +11,7 @@ code runs with its own names replaced. What cannot be made again is refused, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -53,13 +53,15 @@ class Recording(TorchDispatchMode):
         self._inside, self._reads, self._pieces = False, 0, 0
 
     @contextmanager
+    def ops(self) -> Iterator[None]:
+        """Write down the ops inside."""
+        with written_down(self.calls, self.kept), HostReads(self), self:
+            yield
+
+    @contextmanager
     def everything(self) -> Iterator[None]:
-        """Write down what runs inside."""
-        with ExitStack() as stack:
-            stack.enter_context(written_down(self.calls, self.kept))
-            stack.enter_context(instead_of_generated_code(self._generated))
-            stack.enter_context(HostReads(self))
-            stack.enter_context(self)
+        """Write down the ops inside, and what graphs do."""
+        with instead_of_generated_code(self._generated), self.ops():
             yield
         if not self._pieces:
             self._refuse("no code that Inductor generated ran")

@@ -68,7 +68,7 @@ def run(
     rows = z.new_empty(tokens * top_k, latent)
     idx = torch.empty(tokens, top_k, dtype=torch.int32)
     scratch = z.new_empty(scratch_of(isa)(tokens, top_k, latent, inner, team))
-    known = entry("moe", "k3_experts", "14q2d4q", isa)(
+    unknown = entry("moe", "k3_experts", "14q2d4q", isa)(
         z.data_ptr(),
         ids.data_ptr(),
         z.stride()[0],
@@ -85,5 +85,5 @@ def run(
         scratch.data_ptr(),
         team,
     )
-    assert known, f"an id is not one of {experts} experts"
+    assert not unknown, f"an id is not one of {experts} experts"
     return rows, idx

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "k3compile.runtime": {"k3compile.runtime", "k3compile.kernels"},
 }
 READS_ENVIRONMENT = {"k3compile/options.py", "runtime/parallel/launch.py", "runtime/parallel/ranks.py"}
+READS_ENVIRONMENT |= {"k3compile/cli/main.py"}  # sets what torch reads before it is there
 WITHOUT_TORCH = ["runtime/scheduler.py", "runtime/request.py", "runtime/engine_config.py"]
 SHIPPED = "k3compile/data/"  # the trained tiny model: what its training script writes, and nothing else
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60

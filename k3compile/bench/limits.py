@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
+LARGE = 1 << 16  # bytes of a tensor from which on its reading counts
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,28 @@ def measure(side: int = 4096, rounds: int = 7) -> MachineLimits:
         flops_per_second=2 * square.shape[0] ** 3 / gemm,
         copy_bytes_per_second=2 * size / copy,
     )
+
+
+class SameMemory:
+    """Reads the memory of some tensors and does nothing else: what a product with them is bound by.
+
+    How fast that goes is not the same for all memory of a machine: it depends on the pages, its own and those
+    of a host below it. bytes: that a call reads.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        self._parts = [flat_of(s) for s in storages.values() if s.nbytes() >= LARGE]
+        self.bytes = sum(4 * part.numel() for part in self._parts)
+
+    def __call__(self) -> None:
+        for part in self._parts:
+            part.sum()
+
+
+def flat_of(storage: torch.UntypedStorage) -> Tensor:
+    """Its bytes as float32 numbers, whatever they mean."""
+    return torch.empty(0, dtype=torch.float32).set_(storage, 0, (storage.nbytes() // 4,))
 
 
 def best(run: Callable[[], object], rounds: int) -> float:

@@ -4,7 +4,8 @@
     plain      no passes, every op opened before Inductor: what the features are measured against
 
     prefill    one request, ``prompt`` tokens in one pass          tokens/s, share of the matmul rate
-    decode     one request, one token a pass                       tokens/s, share of the read bandwidth
+    decode     one request, one token a pass                       tokens/s, share of the read bandwidth:
+               the machine's best, and of the weights' own memory in the same rounds
     TTFT       the same prefill with its logits and the argmax     ms
     host       a layer's graph (no replay), one token, tiny widths  µs by kind, arithmetic negligible
     peak       resident memory of the process while the mode ran   MB
@@ -31,11 +32,12 @@ from ..runtime.checkpoint import make_checkpoint
 from ..runtime.model import DecoderLayer, Model
 from ..runtime.step import Step
 from ..runtime.weights import load_model
-from .limits import MachineLimits, Sample, interleaved, measure, seconds
+from .limits import MachineLimits, SameMemory, Sample, interleaved, measure, seconds
 from .memory import peak_since
 
 MODES = ("eager", "inductor", "plain", "k3")
 RESIDENT = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+READ = "a read alone"  # of all weights
 PAGE = 64
 SLOT = 1  # slot 0 and page 0 belong to nobody
 Layer = Callable[..., Tensor]
@@ -64,6 +66,7 @@ class ModelResult:
     layers: int
     prompt: int
     decode_bytes: int  # weights one decode token touches, as they are resident
+    read_bytes_per_second: float  # of the weights, in the same rounds as decode
     prefill_flops: int  # multiply-adds of the weight matrices over the prompt, times 2
     modes: list[ModeResult] = field(default_factory=list)
 
@@ -126,7 +129,10 @@ def bench_one(
         peaks[mode] = peak.bytes
     prefill = interleaved({m: p.prefill for m, p in passes.items()}, rounds)
     ttft = interleaved({m: p.first_token for m, p in passes.items()}, rounds)
-    decoded = interleaved({m: (lambda p=p: p.decode(decode)) for m, p in passes.items()}, rounds)
+    weights = SameMemory(model.parameters())
+    runs = {m: (lambda p=p: p.decode(decode)) for m, p in passes.items()}
+    decoded = interleaved({**runs, READ: weights}, rounds)
+    read = weights.bytes / decoded[READ].median
     kinds = [model.config.kind(i) for i in range(len(model.layers))]
     found = [
         ModeResult(
@@ -140,7 +146,9 @@ def bench_one(
         )
         for mode in modes
     ]
-    return ModelResult(name, len(kinds), prompt, touched_bytes(model), matmul_flops(model, prompt), found)
+    return ModelResult(
+        name, len(kinds), prompt, touched_bytes(model), read, matmul_flops(model, prompt), found
+    )
 
 
 def forward_of(mode: str, model: Model, pools: Sequence) -> tuple[Forward, Logits, float]:

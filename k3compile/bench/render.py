@@ -30,6 +30,7 @@ def model_json(limits: MachineLimits, result: ModelResult) -> dict[str, Any]:
         "layers": result.layers,
         "prompt_tokens": result.prompt,
         "decode_bytes": result.decode_bytes,
+        "weights_read_bytes_per_second": result.read_bytes_per_second,
         "prefill_flops": result.prefill_flops,
         "modes": {mode.mode: mode_json(limits, result, mode) for mode in result.modes},
     }
@@ -41,6 +42,9 @@ def mode_json(limits: MachineLimits, result: ModelResult, mode: ModeResult) -> d
         "prefill_share_of_limit": result.prefill_flops / mode.prefill.median / limits.flops_per_second,
         "decode_tokens_per_second": 1 / mode.decode.median,
         "decode_share_of_limit": result.decode_bytes / mode.decode.median / limits.bytes_per_second,
+        "decode_share_of_weights_read": result.decode_bytes
+        / mode.decode.median
+        / result.read_bytes_per_second,
         "ttft_seconds": spread(mode.ttft),
         "prefill_seconds": spread(mode.prefill),
         "decode_seconds": spread(mode.decode),
@@ -58,7 +62,16 @@ def spread(sample: Sample) -> dict[str, float]:
 def table(limits: MachineLimits, result: ModelResult) -> Table:
     """One model: a row a mode, rates with their share of what the machine can do."""
     made = Table(title=f"{result.name}: {result.layers} layers, prompt {result.prompt}, one request")
-    columns = ("mode", "prefill tok/s", "of limit", "decode tok/s", "of limit", "TTFT ms", "host µs/layer")
+    columns = (
+        "mode",
+        "prefill tok/s",
+        "of limit",
+        "decode tok/s",
+        "of limit",
+        "of read",
+        "TTFT ms",
+        "host µs/layer",
+    )
     given = [m for m in result.modes if m.mode in REFERENCES]
     ratios = [f"{what} / {m.mode}" for m in given for what in ("prefill", "decode")]
     for column in (*columns, "peak MB", "compile s", *ratios):
@@ -79,6 +92,7 @@ def row(
         f"{values['prefill_share_of_limit']:.0%}",
         f"{values['decode_tokens_per_second']:.1f}",
         f"{values['decode_share_of_limit']:.0%}",
+        f"{values['decode_share_of_weights_read']:.0%}",
         f"{mode.ttft.median * 1e3:.1f} ({low * 1e3:.1f}-{high * 1e3:.1f})",
         f"{mode.host_per_layer * 1e6:.0f}",
         f"{mode.peak_bytes / 1e6:.0f}",

@@ -8,6 +8,7 @@ read or written: one line on stderr and code 2.
 
 from __future__ import annotations
 
+import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -21,6 +22,9 @@ from typer.core import TyperGroup
 
 # What the parser raises for a wrong option, argument or verb, in the click that typer is built on.
 UsageError: type[Exception] = typer.BadParameter.__base__
+# torch reads it when it first takes memory: from 2 MB on it asks the system for large pages, without which a
+# core that streams a matrix waits for page tables.
+LARGE_PAGES = "THP_MEM_ALLOC_ENABLE", "1"
 VERBS = (
     "serve", "chat", "make-checkpoint", "plan", "dry-run", "explain", "inspect", "export", "diff", "doctor",
     "bench", "kernels", "gpu-check",
@@ -80,6 +84,7 @@ def k3() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 a verb's own "no", 2 misuse."""
+    os.environ.setdefault(*LARGE_PAGES)
     try:
         code = app(args=arguments, prog_name="k3", standalone_mode=False)
     except UsageError as error:

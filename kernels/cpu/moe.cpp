@@ -294,7 +294,7 @@ K3_EXPORT int64_t k3_experts_scratch(int64_t tokens, int64_t top_k, int64_t late
 }
 
 // z, ids, z's row stride, T, k, E, L, I, then w1, w3 and w2 with their scales, beta, linear_beta, rows, idx, scratch,
-// threads. The weights are dense. 0: an id names no expert.
+// threads. The weights are dense. 1: an id names no expert.
 K3_EXPORT int64_t k3_experts(const char* packed) {
   k3::Arguments of{packed};
   k3::Experts p{};
@@ -305,5 +305,5 @@ K3_EXPORT int64_t k3_experts(const char* packed) {
   p.formed = p.dealt + p.tokens * k3::padded(p.latent);
   p.hidden = p.formed + p.tokens * k3::formed_room(p.latent);
   p.scratch = p.hidden + p.tokens * p.top_k * k3::padded(p.inner);
-  return k3::run(p, of);
+  return k3::run(p, of) ? 0 : 1;
 }

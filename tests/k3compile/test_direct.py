@@ -1,13 +1,13 @@
-"""Layers call their graphs without Dynamo's frame, as long as nothing that it guards has changed."""
+"""Layers and the head call graphs without Dynamo's frame, as long as nothing that it guards has changed."""
 
 import pytest
 import torch
 from k3compile.kernels.native import threads
 from k3compile.runtime.cache.writes import clear
-from k3compile.runtime.model import DecoderLayer
+from k3compile.runtime.model import DecoderLayer, scores
 from small_models import SMALL, small_model
 
-from k3compile.direct import Direct
+from k3compile.direct import Direct, DirectHead
 from k3compile.forward import LayerCompiler, null_step, unbacked_rows
 from k3compile.options import CompileOptions
 
@@ -133,6 +133,76 @@ def test_few_rows_run_on_the_calling_thread(rows, inside):
     torch.set_num_threads(3)
     try:
         assert direct.call(None, layer, p, blocks, pools, step) is layer
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [(inside, 3)]
+
+
+class Head:
+    """The product that gives scores, compiled; ``dynamo`` counts calls that went through it."""
+
+    def __init__(self):
+        self.compiler, self.dynamo = LayerCompiler(QUICK, function=scores), 0
+        compiled = self.compiler._forward
+
+        def counted(*args):
+            self.dynamo += 1
+            return compiled(*args)
+
+        self.compiler._forward = counted
+
+    def same(self, hidden, head):
+        with torch.no_grad(), unbacked_rows():
+            assert torch.equal(self.compiler(hidden, head), scores(hidden, head))
+
+
+def numbers(*shape, dtype=torch.float32):
+    """Small whole ones, whose products are exact however they are summed."""
+    return torch.randint(-4, 5, shape).to(dtype)
+
+
+def test_scores_are_asked_of_dynamo_once_for_any_rows_and_any_weights_of_the_shape():
+    head, weights = Head(), numbers(7, 4, dtype=torch.bfloat16)
+    for rows in (1, 3, 20, 1):
+        head.same(numbers(rows, 4), weights)
+    head.same(numbers(2, 4), weights.clone())
+    assert (head.dynamo, len(head.compiler.reports)) == (1, 1)
+
+
+def test_scores_of_other_arguments_go_through_dynamo():
+    head, hidden, weights = Head(), numbers(2, 4), numbers(7, 4, dtype=torch.bfloat16)
+    changed = [
+        (hidden, weights),
+        (hidden, weights.float()),
+        (hidden.double(), weights),
+        (numbers(2, 8)[:, ::2], weights),
+        (hidden, numbers(6, 4, dtype=torch.bfloat16)),
+        (hidden, numbers(4, 7, dtype=torch.bfloat16).t()),
+    ]
+    for count, args in enumerate(changed, 1):
+        head.same(*args)
+        head.same(*args)
+        assert head.dynamo == count
+    with unbacked_rows():
+        head.compiler(hidden, weights)  # where gradients are on
+    assert head.dynamo == len(changed) + 1
+
+
+@pytest.mark.parametrize(("rows", "inside"), [(1, 1), (8, 1), (9, 3)])
+def test_scores_of_few_rows_run_on_the_calling_thread(rows, inside):
+    before, seen = torch.get_num_threads(), []
+    direct, hidden, weights = DirectHead(), torch.zeros(rows, 4), torch.zeros(3, 4)
+
+    def graph(*args):
+        seen.append((torch.get_num_threads(), threads()))
+        return args
+
+    direct.ask = lambda forward, *args: (None, (graph, lambda *args: args))
+    direct.call(None, hidden, weights)
+    torch.set_num_threads(3)
+    try:
+        assert direct.call(None, hidden, weights) is hidden
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

@@ -3,17 +3,20 @@
 import os
 
 import pytest
+import torch
 from k3compile.kernels.op import OPS
 
 from k3compile.bench import kernels
 from k3compile.bench.kernels import (
     CELLS,
     LIMIT_OF,
+    READ,
     Cell,
     MachineLimits,
     Result,
     bench,
     implementations_here,
+    replayed,
     table,
 )
 
@@ -39,9 +42,12 @@ def test_a_small_run_times_the_meaning_beside_each_implementation():
         meaning = found[op, case, "meaning"]
         assert timing.against_meaning == pytest.approx(meaning.sample.median / timing.sample.median)
         assert (by == "meaning") == (timing is meaning)
+        assert (timing.flops_per_second == 0) == (by == READ)
         limit = getattr(result.limits, LIMIT_OF[timing.kind])
         rate = timing.flops_per_second if timing.kind == "compute" else timing.bytes_per_second
         assert timing.share == pytest.approx(rate / limit)
+    assert ("linear_bf16", "1 token", READ) in found
+    assert ("linear_bf16", "2048 tokens", READ) not in found
     assert table(result).row_count == len(result.timings)
     assert result.to_json()["timings"][0]["op"] == "experts_unfinalized"
 
@@ -82,6 +88,21 @@ def test_what_else_one_would_call_computes_the_same():
         want = x.double() @ w.double().t()
         for rival in cell.rivals.values():
             assert (rival(x, w).view(want.shape).double() - want).abs().max() < 3e-2 * want.abs().max()
+
+
+def test_a_replayed_sweep_makes_every_call_of_the_cell():
+    cell = next(c for c in CELLS["linear_bf16"](1 << 16) if c.case == "1 token")
+    if "native" not in implementations_here(OPS["linear_bf16"], cell.calls[0]):
+        pytest.skip("no compiler")
+    sweep = replayed(cell, "native")
+    results = [
+        next(t for t in r.kept if t.shape == (1, len(a[1]))) for r, a in zip(sweep.recordings, cell.calls)
+    ]
+    for t in results:
+        t.fill_(float("nan"))
+    sweep()
+    assert len(results) == len(cell.calls) > 1
+    assert all(torch.equal(t, torch.ops.k3.linear_bf16.native(*a)) for t, a in zip(results, cell.calls))
 
 
 def test_a_busy_machine_is_said_to_be_one():

@@ -1,8 +1,9 @@
 """The yardstick itself: medians, intervals, and rounds that take turns."""
 
 import pytest
+import torch
 
-from k3compile.bench.limits import MachineLimits, Sample, interleaved, measure
+from k3compile.bench.limits import LARGE, MachineLimits, SameMemory, Sample, flat_of, interleaved, measure
 
 
 def test_limits_are_counted_in_bytes_and_flops_of_the_products_that_were_timed():
@@ -30,3 +31,22 @@ def test_rounds_take_turns_and_the_first_call_is_not_counted():
     assert calls == ["a", "b"] * 4
     assert {name: len(s.values) for name, s in samples.items()} == {"a": 3, "b": 3}
     assert samples["a"].median == pytest.approx(0, abs=0.1)
+
+
+def test_all_memory_of_large_tensors_is_read_once(monkeypatch):
+    large, bytes_ = torch.ones(LARGE // 4 + 3), torch.zeros(2 * LARGE + 3, dtype=torch.uint8)
+    memory = SameMemory([large, large[5:], bytes_, bytes_.view(-1)[1:], torch.ones(7)])
+    assert memory.bytes == 4 * (LARGE // 4 + 3) + 2 * LARGE
+    read, total = [], torch.Tensor.sum
+    monkeypatch.setattr(torch.Tensor, "sum", lambda t: read.append(t) or total(t))
+    memory()
+    assert sorted(t.data_ptr() for t in read) == sorted(t.data_ptr() for t in (large, bytes_))
+    assert sum(t.numel() * t.element_size() for t in read) == memory.bytes
+
+
+def test_memory_is_looked_at_as_numbers_whatever_they_mean():
+    assert torch.equal(
+        flat_of(torch.tensor([1.5, 2.0, 3.0])[1:].untyped_storage()), torch.tensor([1.5, 2.0, 3.0])
+    )
+    halves = torch.tensor([0, 16256, 0, 16384, 7], dtype=torch.int16)
+    assert flat_of(halves.untyped_storage()).tolist() == [1.0, 2.0]

@@ -1,5 +1,6 @@
 """The command: verbs by name, exit codes, one clear line for a mistake."""
 
+import os
 import subprocess
 import sys
 
@@ -81,6 +82,17 @@ def test_an_error_of_the_system_without_a_file_is_not_hidden(monkeypatch):
     monkeypatch.setattr(module, "app", no)
     with pytest.raises(OSError, match="Input/output"):
         main(["serve"])
+
+
+@pytest.mark.parametrize(("before", "then"), [(None, "1"), ("0", "0")])
+def test_weights_are_asked_to_lie_in_large_pages_unless_the_user_says_otherwise(monkeypatch, before, then):
+    name, _ = module.LARGE_PAGES
+    monkeypatch.setenv(name, "anything")
+    monkeypatch.delenv(name) if before is None else monkeypatch.setenv(name, before)
+    monkeypatch.setattr(module, "app", lambda **_: 0)
+    with pytest.raises(SystemExit):
+        main([])
+    assert os.environ[name] == then
 
 
 def test_what_a_verb_returns_is_the_exit_code(monkeypatch):
