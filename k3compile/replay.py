@@ -58,12 +58,16 @@ def addresses_of(tensors: Iterable[Tensor | None]) -> list[int]:
     return [0 if t is None else t.data_ptr() for t in tensors]
 
 
+def copied(step: Step) -> Step:
+    """The same values, in tensors of ours."""
+    return Step(*(t.clone() for t in step))
+
+
 class Replay:
     """One pass, on a step of its own: FIXED tensors have the key's values, LIVE ones are filled."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = Step(*(t.clone() for t in step))
-        self.held: Held | None = None
+    def __init__(self, step: Step, held: Held) -> None:
+        self.step, self.held = copied(step), held
         self._calls: list[Call] = []
         self._kept: list[Any] = []  # what the calls point to
         self._results: tuple[Tensor, ...] = ()
@@ -73,12 +77,12 @@ class Replay:
         for name in LIVE:
             getattr(self.step, name).copy_(getattr(step, name))
 
-    def record(self, graphs: Pass, held: Held) -> str:
+    def record(self, graphs: Pass) -> str:
         """Run ``graphs`` and write down what they do; why that cannot be repeated, or an empty string."""
         recording = Recording([getattr(self.step, name) for name in FIXED])
         with recording.everything():
             self._results = graphs(self.step)
-        self._calls, self._kept, self.held = shortened(recording.calls), recording.kept, held
+        self._calls, self._kept = shortened(recording.calls), recording.kept
         return recording.refused
 
     def __call__(self) -> tuple[Tensor, ...]:
@@ -124,17 +128,17 @@ class Replays:
         while len(self._known) > KEPT:
             self._known.popitem(last=False)
         replay = known.replay
-        if replay is not None and replay.held is not None:
+        if replay is not None and replay.held.fits(pools):
             replay.fill(step)
-            if replay.held.fits(pools):
-                self.replayed += 1
-                return replay()
+            self.replayed += 1
+            return replay()
         if known.passes < AFTER - 1:
             return self._not_yet(known, step)
-        replay = known.replay = Replay(step)
-        if refused := replay.record(self._graphs, Held(model, pools)):
+        replay = Replay(step, Held(model, pools))
+        if refused := replay.record(self._graphs):
             self._refuse(refused, key, sizes)
         else:
+            known.replay = replay
             self.recorded += 1
         return replay.results()
 
@@ -142,7 +146,7 @@ class Replays:
         """A pass by the graphs; the last before a recording is on a step of ours, as that will be."""
         before = self._compiled()
         if known.passes == AFTER - 2:
-            step = Step(*(t.clone() for t in step))
+            step = copied(step)
         result = self._graphs(step)
         known.passes = known.passes + 1 if self._compiled() == before else 0
         return result

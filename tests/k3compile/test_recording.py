@@ -3,12 +3,11 @@
 import copy
 import ctypes
 import inspect
-from contextlib import ExitStack
 
 import pytest
 import torch
 from k3compile.kernels import OPS
-from k3compile.kernels.native import numbers, unwritten, written_down
+from k3compile.kernels.native import numbers, unwritten
 from torch import Tensor
 
 from k3compile.recording import Recording
@@ -21,9 +20,7 @@ BY_ADDRESS = sorted(
 def recorded(run, fixed=()):
     """What ``run`` returns, and the recording of it."""
     recording = Recording(fixed)
-    with ExitStack() as stack:
-        stack.enter_context(written_down(recording.calls, recording.kept))
-        stack.enter_context(recording)
+    with recording.ops():
         result = run()
     return result, recording
 
